@@ -1,0 +1,1 @@
+"""Paged KV cache bookkeeping: pages, block tables, prefix reuse. Plain Python over integers; no torch."""

@@ -1,0 +1,1 @@
+"""Decoder models by configuration, and the loaders that fill them from GGUF and safetensors."""

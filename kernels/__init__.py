@@ -1,0 +1,1 @@
+"""Tensor functions: plain torch references, later Triton twins with the same signature. Knows no request."""
