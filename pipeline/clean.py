@@ -45,11 +45,13 @@ LINK_SHARE = 0.5  # from here a block is navigation
 MISSED_RUN = 3  # list items or rows in a row that trafilatura dropped
 MISSED_SHARE = 0.2  # of the region's characters
 LINK_RUN = 2  # link blocks in a row that end the region
+MAX_TITLE_CHARS = 300  # a longer heading is a paragraph set large
 TITLE_WINDOW = 400  # characters at the start in which the title must stand, else it is put there
 
 _DATA_URI = re.compile(r"data:[\w.+/-]{1,80};base64,[A-Za-z0-9+/=\s]{64,}")
 _BLANK_LINES = re.compile(r"\n[ \t]*(?:\n[ \t]*)+\n")
 _TAG = re.compile(r"<[^<>]{0,10000}>")
+_SITE_SUFFIX = re.compile(r"(.{3,}?)\s+[|–—·-]\s+([^|–—·]{2,80})$")
 _NOT_WORD = re.compile(r"[\W_]+")
 _MARKDOWN_TITLE = re.compile(r"^#\s+(.+?)\s*#*$", re.MULTILINE)
 
@@ -279,18 +281,20 @@ def _kept(keys: list[str], article: list[Block]) -> list[bool]:
 
 
 def _title(page: PageMetadata, visible: list[Block]) -> str | None:
-    """The page's own headline where there is one clear one, else what its metadata says."""
-    tops = [
-        block.text.replace("\n", " ") for block in visible if block.kind is BlockKind.HEADING and block.level == 1
-    ]
-    tops = [text for text in tops if len(text) <= 300]
-    said = page.title
-    if not said:
-        return tops[0] if len(tops) == 1 else None
-    agreeing = [text for text in tops if _key(text) and (_key(text) in _key(said) or _key(said) in _key(text))]
+    """The page's own headline where there is one clear one, else what its metadata says, without the site's name."""
+    tops = [block.text.replace("\n", " ") for block in visible if block.kind is BlockKind.HEADING and block.level == 1]
+    distinct = {_key(text): text for text in reversed(tops) if len(text) <= MAX_TITLE_CHARS and _key(text)}
+    if len(distinct) == 1:
+        return next(iter(distinct.values()))
+    if not page.title:
+        return None
+    said = _key(page.title)
+    agreeing = [text for key, text in distinct.items() if key in said or said in key]
     if agreeing:
         return max(agreeing, key=len)
-    return said
+    if page.site and (suffixed := _SITE_SUFFIX.match(page.title)) and _key(suffixed.group(2)) == _key(page.site):
+        return suffixed.group(1)
+    return page.title
 
 
 def _measure(tree: etree._Element) -> tuple[int, int]:
