@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import psycopg
 from sqlalchemy import Connection, Engine, create_engine
 from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 APPLICATION = "quarry"
 CONNECT_TIMEOUT_SECONDS = 10
@@ -70,3 +72,29 @@ def set_local(connection: Connection, **settings: str | int | float) -> None:
 def driver(connection: Connection) -> Any:
     """The psycopg connection behind it, for COPY and composed SQL in the same transaction."""
     return connection.connection.driver_connection
+
+
+def sqlstate(error: BaseException) -> str | None:
+    """PostgreSQL's five-character code of an error from SQLAlchemy or psycopg; None when it has none."""
+    return getattr(getattr(error, "orig", error), "sqlstate", None)
+
+
+def is_connection_error(error: BaseException) -> bool:
+    """The server is not there, is starting, or went away."""
+    original = getattr(error, "orig", error)
+    if isinstance(error, PoolTimeout):
+        return True
+    if not isinstance(original, psycopg.OperationalError | psycopg.InterfaceError):
+        return False
+    state = sqlstate(error)
+    return state is None or state.startswith(("08", "57P"))
+
+
+# Serialisation failure, deadlock, lock not available, cancelled by timeout; class 53 is the server short of something.
+_PASSING = ("40001", "40P01", "55P03", "57014")
+
+
+def is_transient(error: BaseException) -> bool:
+    """The same transaction may work later."""
+    state = sqlstate(error)
+    return is_connection_error(error) or (state is not None and (state in _PASSING or state.startswith("53")))

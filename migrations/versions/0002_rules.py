@@ -29,6 +29,6 @@ def downgrade() -> None:
         DROP TRIGGER chunk_is_slice_update ON quarry.chunk;
         DROP TRIGGER clean_text_is_final ON quarry.clean_text;
         DROP FUNCTION quarry.check_slices, quarry.refuse_change, quarry.to_bigint, quarry.to_numeric,
-            quarry.to_boolean, quarry.to_date, quarry.to_timestamptz, quarry.to_text_array;
+            quarry.to_boolean, quarry.to_date, quarry.to_timestamptz, quarry.to_text_array, quarry.any_word;
         """
     )

@@ -122,3 +122,11 @@ END $$;
 REVOKE ALL ON SCHEMA quarry FROM PUBLIC;
 GRANT USAGE ON SCHEMA entities TO quarry_reader;
 ALTER DEFAULT PRIVILEGES IN SCHEMA entities GRANT SELECT ON TABLES TO quarry_reader;
+
+-- A query that any of the text's words satisfies; ranking sorts out how many do. websearch_to_tsquery would want them all.
+CREATE FUNCTION quarry.any_word(config regconfig, words text) RETURNS tsquery
+    LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$
+    SELECT coalesce(
+        (SELECT string_agg(format('''%s''', replace(replace(l.lexeme, '\', '\\'), '''', '''''')), ' | ') FROM unnest(to_tsvector(config, words)) AS l)::tsquery,
+        ''::tsquery)
+$$;
