@@ -44,8 +44,10 @@ class Settings(BaseSettings):
     ingest_workers: int = Field(default=1, ge=1)
     extract_concurrency: int = Field(default=16, ge=1)  # documents in flight: enough to fill the engine's batch
     lease_seconds: float = Field(default=120.0, gt=0)  # renewed while the task works
+    item_seconds: float = Field(default=1800.0, gt=0)  # a task that takes longer loses its lease
     max_attempts: int = Field(default=3, ge=1)
     sweep_seconds: float = Field(default=2.0, gt=0)
+    resend_seconds: float = Field(default=30.0, gt=0)  # an item that waits this long beside an empty queue is sent anew
 
     max_document_bytes: int = Field(default=16 * 2**20, gt=0)
     chunk_tokens: int = Field(default=256, ge=16)
