@@ -31,7 +31,7 @@ OWN_COLUMNS = (
 # A value that does not fit its type is NULL, never an error: see migrations/versions/0002_rules.sql.
 _CASTS = {
     "text": sql.SQL("e.data #>> {path}"),
-    "bigint": sql.SQL("quarry.to_bigint(e.data #> {path})"),
+    "bigint": sql.SQL("quarry.to_bigint(quarry.to_numeric(e.data #> {path}))"),
     "numeric": sql.SQL("quarry.to_numeric(e.data #> {path})"),
     "boolean": sql.SQL("quarry.to_boolean(e.data #> {path})"),
     "date": sql.SQL("quarry.to_date(e.data #> {path})"),

@@ -105,6 +105,7 @@ class JobItem(Base):
     error: Mapped[str | None]
     work_key: Mapped[bytes | None] = mapped_column(LargeBinary)
     clean_text_id: Mapped[int | None] = mapped_column(ForeignKey("quarry.clean_text.id"))
+    chunker: Mapped[str | None]  # which of the text's cuts is this item's
     reused_from: Mapped[int | None] = mapped_column(ForeignKey("quarry.job_item.id"))
     rows_item_id: Mapped[int | None] = mapped_column(ForeignKey("quarry.job_item.id"))
     priority: Mapped[int] = mapped_column(SmallInteger, server_default=text("0"))

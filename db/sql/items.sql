@@ -16,7 +16,7 @@ WHERE id = :item_id
   AND (lease_until IS NULL OR lease_until < now())
   AND (not_before IS NULL OR not_before <= now())
   AND failures + (lease_until IS NOT NULL)::int < :max_attempts
-RETURNING id, job_id, document_id, attempt, failures, state, work_key, clean_text_id, priority;
+RETURNING id, job_id, document_id, attempt, failures, state, clean_text_id, chunker, priority;
 
 -- name: describe
 -- What a task needs to know beside its item.
@@ -39,7 +39,7 @@ RETURNING i.id;
 -- name: advance
 -- A step worked: the next state, in the transaction of its results. No row: the attempt no longer holds.
 UPDATE quarry.job_item
-SET state = :state, failures = 0, error = NULL, clean_text_id = :clean_text_id
+SET state = :state, failures = 0, error = NULL, clean_text_id = :clean_text_id, chunker = :chunker
 WHERE id = :item_id AND attempt = :attempt
 RETURNING id;
 

@@ -23,7 +23,7 @@ UPDATE quarry.mention m SET current = changed.current FROM changed WHERE m.entit
 -- taken as they are.
 WITH source AS (
     SELECT DISTINCT ON (new.id) new.id, coalesce(old.reused_from, old.id) AS worked, old.rows_item_id AS rows,
-           old.document_id = new.document_id AS same, old.clean_text_id
+           old.document_id = new.document_id AS same, old.clean_text_id, old.chunker
     FROM quarry.job_item new
     JOIN quarry.job_item old
       ON old.work_key = new.work_key AND old.state = 'done' AND old.id <> new.id AND old.rows_item_id IS NOT NULL
@@ -31,11 +31,11 @@ WITH source AS (
     ORDER BY new.id, (old.document_id = new.document_id) DESC, old.id
 ), reused AS (
     UPDATE quarry.job_item i
-    SET state = 'done', reused_from = source.worked, clean_text_id = source.clean_text_id,
+    SET state = 'done', reused_from = source.worked, clean_text_id = source.clean_text_id, chunker = source.chunker,
         rows_item_id = CASE WHEN source.same THEN source.rows ELSE i.id END,
         lease_until = NULL, worker = NULL, not_before = NULL, error = NULL, finished_at = now()
     FROM source
-    WHERE i.id = source.id
+    WHERE i.id = source.id AND i.state NOT IN ('done', 'failed', 'cancelled')
     RETURNING i.id, i.document_id, i.rows_item_id, source.rows AS source_item_id
 )
 SELECT id, document_id, rows_item_id, source_item_id FROM reused ORDER BY id;

@@ -194,6 +194,7 @@ def upgrade() -> None:
         sa.Column("error", sa.Text(), nullable=True),
         sa.Column("work_key", sa.LargeBinary(), nullable=True),
         sa.Column("clean_text_id", sa.BigInteger(), nullable=True),
+        sa.Column("chunker", sa.Text(), nullable=True),
         sa.Column("reused_from", sa.BigInteger(), nullable=True),
         sa.Column("rows_item_id", sa.BigInteger(), nullable=True),
         sa.Column("priority", sa.SmallInteger(), server_default=sa.text("0"), nullable=False),

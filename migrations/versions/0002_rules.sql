@@ -43,7 +43,8 @@ CREATE TRIGGER clean_text_is_final BEFORE UPDATE OF text, blob_sha256 ON quarry.
     FOR EACH ROW EXECUTE FUNCTION quarry.refuse_change();
 
 -- Casts for the typed views: what does not fit the type is NULL, so that one bad value never hides a row.
--- Numbers and booleans may come as JSON or as text. A view's reader needs EXECUTE, which PUBLIC has.
+-- Numbers and booleans may come as JSON or as text. They run with the reader's rights: PUBLIC may EXECUTE them, but what
+-- they call must lie in pg_catalog, for the schema `quarry` is closed to readers.
 CREATE FUNCTION quarry.to_numeric(value jsonb) RETURNS numeric LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE AS $$
 BEGIN
     IF jsonb_typeof(value) = 'number' THEN
@@ -56,9 +57,8 @@ EXCEPTION WHEN data_exception THEN
     RETURN NULL;
 END $$;
 
-CREATE FUNCTION quarry.to_bigint(value jsonb) RETURNS bigint LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$
+CREATE FUNCTION quarry.to_bigint(n numeric) RETURNS bigint LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$
     SELECT CASE WHEN n = trunc(n) AND n BETWEEN -9223372036854775808 AND 9223372036854775807 THEN n::bigint END
-    FROM quarry.to_numeric(value) AS n
 $$;
 
 CREATE FUNCTION quarry.to_boolean(value jsonb) RETURNS boolean LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$

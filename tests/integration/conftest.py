@@ -10,6 +10,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
@@ -42,6 +43,20 @@ def template(postgres: str) -> str:
 
 @pytest.fixture
 def database_url(postgres: str, template: str) -> Iterator[str]:
+    """A fresh migrated database for one test."""
+    with _database(postgres, template) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def module_database_url(postgres: str, template: str) -> Iterator[str]:
+    """The same for tests that roll back what they did."""
+    with _database(postgres, template) as url:
+        yield url
+
+
+@contextmanager
+def _database(postgres: str, template: str) -> Iterator[str]:
     name = f"t{uuid.uuid4().hex[:12]}"
     with psycopg.connect(postgres, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}")

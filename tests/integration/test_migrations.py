@@ -88,9 +88,12 @@ def _document(connection: psycopg.Connection, body: str) -> int:
 
 
 def _chunk(connection: psycopg.Connection, source: int, pieces: list[tuple[int, int, str]]) -> None:
-    with connection.cursor() as cursor, cursor.copy(
-        'COPY quarry.chunk (clean_text_id, chunker, ordinal, start, "end", text, text_hash, token_count) FROM STDIN'
-    ) as copy:
+    with (
+        connection.cursor() as cursor,
+        cursor.copy(
+            'COPY quarry.chunk (clean_text_id, chunker, ordinal, start, "end", text, text_hash, token_count) FROM STDIN'
+        ) as copy,
+    ):
         for ordinal, (start, end, body) in enumerate(pieces):
             copy.write_row((source, "t", ordinal, start, end, body, b"", 1))
 
