@@ -163,6 +163,10 @@ class ExtractionSchema:
             {**definitions, **self.entity_schema}, format_checker=Draft202012Validator.FORMAT_CHECKER
         )
 
+    def resolve(self, schema: Any) -> Mapping[str, Any]:
+        """A sub-schema with a reference at its top followed, and a choice between something and null undone."""
+        return _without_null(_resolve(schema, self.json_schema), self.json_schema)
+
     def types_of(self, schema: Mapping[str, Any]) -> set[str]:
         """The JSON types that a sub-schema allows; empty when it says nothing."""
         return _types(_resolve(schema, self.json_schema), self.json_schema)
@@ -212,7 +216,8 @@ class ExtractionSchema:
         if not isinstance(schema, Mapping) or not schema or "null" in _types(schema, self.json_schema):
             return schema
         if "enum" in schema:
-            return {**schema, "enum": [*schema["enum"], None], **({"type": _list(schema["type"]) + ["null"]} if "type" in schema else {})}
+            typed = {"type": [*_list(schema["type"]), "null"]} if "type" in schema else {}
+            return {**schema, **typed, "enum": [*schema["enum"], None]}
         if "type" in schema and "const" not in schema:
             if "array" in _list(schema["type"]):
                 return schema  # an empty list says as much as null
@@ -315,10 +320,10 @@ def _lookup(reference: str, document: Mapping[str, Any]) -> Any:
         return None
     found: Any = document
     for part in reference[1:].strip("/").split("/") if reference[1:].strip("/") else ():
-        part = part.replace("~1", "/").replace("~0", "~")
-        if not isinstance(found, Mapping) or part not in found:
+        name = part.replace("~1", "/").replace("~0", "~")
+        if not isinstance(found, Mapping) or name not in found:
             return None
-        found = found[part]
+        found = found[name]
     return found
 
 
