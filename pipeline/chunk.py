@@ -71,9 +71,7 @@ def chunk(text: str, counter: TokenCounter, max_tokens: int) -> list[Chunk]:
     return found
 
 
-def _cut(
-    start: int, length: int, ends: Sequence[int], budget: int, classes: Sequence[tuple[float, list[int]]]
-) -> int:
+def _cut(start: int, length: int, ends: Sequence[int], budget: int, classes: Sequence[tuple[float, list[int]]]) -> int:
     """Where the chunk that begins at `start` ends: the last place of the strongest class within reach."""
     first = bisect_right(ends, start)
     if len(ends) - first <= budget:

@@ -101,7 +101,14 @@ class EngineClient:
         """The process's client for these settings: the same object each time, so that the pool is shared."""
         url = settings.endpoint("engine_url")
         secret = settings.engine_api_key.get_secret_value() if settings.engine_api_key else None
-        key = (url, settings.model, settings.embedder, settings.embeddings_url, secret, settings.request_timeout_seconds)
+        key = (
+            url,
+            settings.model,
+            settings.embedder,
+            settings.embeddings_url,
+            secret,
+            settings.request_timeout_seconds,
+        )
         with _SHARED_LOCK:
             if key not in _SHARED:
                 _SHARED[key] = cls(
@@ -324,6 +331,8 @@ def _vectors(answer: Mapping[str, Any], expected: int) -> list[list[float]]:
     ordered = sorted(data, key=lambda entry: int(entry.get("index", 0)))
     vectors = [entry.get("embedding") for entry in ordered]
     for vector in vectors:
-        if not isinstance(vector, list) or not all(isinstance(value, int | float) and math.isfinite(value) for value in vector):
+        if not isinstance(vector, list) or not all(
+            isinstance(value, int | float) and math.isfinite(value) for value in vector
+        ):
             raise TransientError("the engine sent a vector that is not a list of finite numbers")
     return vectors

@@ -29,6 +29,10 @@ _XML_ENCODING = re.compile(rb"^\s*<\?xml[^>]{0,200}?encoding\s*=\s*[\"']([A-Za-z
 _CONTROLS = re.compile(r"[\x01-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f]")
 _SURROGATES = re.compile(r"[\ud800-\udfff]")
 _UNSAFE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff]")
+_NO_CHARSETS = frozenset(
+    # Codecs of other things, and charsets that browsers refuse or that differ between machines.
+    "idna punycode unicode-escape raw-unicode-escape undefined utf-7 mbcs oem palmos".split()
+)
 # Browsers read these labels as windows-1252; strict ISO-8859-1 would turn its quotes into control characters.
 _WINDOWS_LABELS = {"iso-8859-1", "iso8859-1", "latin-1", "latin1", "l1", "ascii", "us-ascii"}
 
@@ -50,7 +54,7 @@ def decode(data: bytes, *, declared: str | None = None) -> GatedText:
     try:
         text = body.decode(charset)
         undecodable = 0
-    except (UnicodeDecodeError, UnicodeError):
+    except UnicodeError:
         text = body.decode(charset, errors="replace")
         undecodable = text.count(REPLACEMENT)
     text, repairs = _repair(text)
@@ -137,7 +141,8 @@ def _codec(label: str) -> str | None:
     except LookupError:
         return None
     # rot13, base64 and the like are codecs too, but no charsets.
-    return info.name if getattr(info, "_is_text_encoding", True) else None
+    known = getattr(info, "_is_text_encoding", True) and info.name.replace("_", "-") not in _NO_CHARSETS
+    return info.name if known else None
 
 
 def _utf16_pattern(window: bytes) -> str | None:

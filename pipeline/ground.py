@@ -249,7 +249,9 @@ def _leaves(value: Any, path: str, slot: str, sub: Mapping[str, Any], schema: Ex
     if isinstance(value, Mapping):
         for name, item in value.items():
             step = str(name).replace("~", "~0").replace("/", "~1")
-            yield from _leaves(item, f"{path}/{step}", f"{slot}/{step}", (sub.get("properties") or {}).get(name) or {}, schema)
+            yield from _leaves(
+                item, f"{path}/{step}", f"{slot}/{step}", (sub.get("properties") or {}).get(name) or {}, schema
+            )
     elif isinstance(value, list):
         for number, item in enumerate(value):
             yield from _leaves(item, f"{path}/{number}", f"{slot}/*", sub.get("items") or {}, schema)

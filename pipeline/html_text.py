@@ -52,8 +52,8 @@ class Block:
 
 
 _SKIP = frozenset(
-    "script style noscript template svg math iframe object embed applet canvas audio video source track map area link meta head "
-    "select option datalist button input textarea progress meter dialog graphic".split()
+    "script style noscript template svg math iframe object embed applet canvas audio video source track map area link "
+    "meta head select option datalist button input textarea progress meter dialog graphic".split()
 )
 _BLOCKS = frozenset(
     "address article aside blockquote body center dd details dialog dir div dl dt fieldset figcaption figure footer "
@@ -65,7 +65,18 @@ _ITEMS, _ROWS, _CELLS = frozenset({"li", "item"}), frozenset({"tr", "row"}), fro
 _LISTS = frozenset({"ul", "ol", "menu", "dir", "list"})
 _BOILERPLATE_TAGS = frozenset({"nav", "footer", "aside", "form", "search"})
 _BOILERPLATE_ROLES = frozenset(
-    {"navigation", "banner", "contentinfo", "complementary", "search", "dialog", "alertdialog", "menu", "menubar", "form"}
+    {
+        "navigation",
+        "banner",
+        "contentinfo",
+        "complementary",
+        "search",
+        "dialog",
+        "alertdialog",
+        "menu",
+        "menubar",
+        "form",
+    }
 )
 _BOILERPLATE_NAMES = re.compile(
     r"(?:^|[\s_-])(?:nav|navbar|navigation|menu|footer|breadcrumbs?|cookies?|consent|gdpr|newsletter|subscribe|signup|login|"
@@ -158,8 +169,10 @@ def blocks(root: etree._Element, *, keep_hidden: bool = False) -> list[Block]:
         tag = element.tag if isinstance(element.tag, str) else ""
         tag = tag.rpartition("}")[2].lower()
         if event == "start":
-            if not tag or (tag in _SKIP and not (tag == "head" and _is_tei_head(element))) or (
-                not keep_hidden and element is not root and is_hidden(element)
+            if (
+                not tag
+                or (tag in _SKIP and not (tag == "head" and _is_tei_head(element)))
+                or (not keep_hidden and element is not root and is_hidden(element))
             ):
                 skipped = element
                 walker.skip_subtree()
@@ -189,9 +202,14 @@ def _heading_level(element: etree._Element, tag: str) -> int | None:
 
 
 def _open(state: _State, element: etree._Element, tag: str, undo: list[tuple[str, object]]) -> None:
-    if tag == "br" or tag == "lb":
-        state.add("\x00" if state.cells is None and state.kind is BlockKind.PARAGRAPH and not state.pre else
-                  "\n" if state.pre else " ")
+    if tag in ("br", "lb"):
+        state.add(
+            "\x00"
+            if state.cells is None and state.kind is BlockKind.PARAGRAPH and not state.pre
+            else "\n"
+            if state.pre
+            else " "
+        )
     elif tag in ("a", "ref"):
         state.links += 1
     elif (level := _heading_level(element, tag)) is not None:

@@ -53,7 +53,9 @@ def parse_answer(text: str) -> Any:
     except json.JSONDecodeError as error:
         if error.pos >= len(body) or "Unterminated string" in error.msg:
             raise BadAnswer("truncated", f"the answer ends in the middle, after {body[-60:]!r}") from error
-        raise BadAnswer("not_json", f"{error.msg} at character {error.pos}: {body[max(0, error.pos - 20) : error.pos + 20]!r}") from error
+        raise BadAnswer(
+            "not_json", f"{error.msg} at character {error.pos}: {body[max(0, error.pos - 20) : error.pos + 20]!r}"
+        ) from error
     return clean_value(value)
 
 
@@ -152,5 +154,7 @@ def _float(digits: str) -> float | int:
 
 def _int(digits: str) -> int:
     if len(digits) > MAX_NUMBER_CHARS:
-        raise BadAnswer("number", f"an integer of {len(digits):,} digits is out of range; at most {MAX_NUMBER_CHARS} are kept")
+        raise BadAnswer(
+            "number", f"an integer of {len(digits):,} digits is out of range; at most {MAX_NUMBER_CHARS} are kept"
+        )
     return int(digits)

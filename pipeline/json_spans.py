@@ -20,23 +20,23 @@ def value_spans(text: str) -> dict[str, tuple[int, int]]:
     stack: list[list[str | int | None]] = []  # per open container its current key: a name, or a position
     is_key = False
     for match in _TOKEN.finditer(text):
-        token = match[0]
-        if token == "{":
+        piece = match[0]
+        if piece == "{":
             stack.append([None])
             is_key = True
-        elif token == "[":
+        elif piece == "[":
             stack.append([0])
             is_key = False
-        elif token in "}]":
+        elif piece in "}]":
             stack.pop()
             is_key = False
-        elif token == ",":
+        elif piece == ",":
             key = stack[-1][0]
             if isinstance(key, int):
                 stack[-1][0] = key + 1
             else:
                 is_key = True
-        elif token == ":":
+        elif piece == ":":
             is_key = False
         elif is_key and match[1] is not None:
             stack[-1][0] = _unescape(match[1])

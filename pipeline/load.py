@@ -29,7 +29,9 @@ MAX_METADATA_CHARS = 4096  # of one extra field of a dump
 DEFAULT_FIELDS = {"url": "url", "html": "html", "text": "text", "title": "title"}
 
 _HTML_START = re.compile(r"^\s*(?:<!--.*?-->\s*|<\?xml[^>]*\?>\s*)*<(?:!doctype\s+html|html|head|body)\b", re.I | re.S)
-_HTML_TAG = re.compile(r"<(?:p|div|span|a|h[1-6]|ul|ol|li|table|tr|td|br|img|article|section|script|meta)\b[^<>]*>", re.I)
+_HTML_TAG = re.compile(
+    r"<(?:p|div|span|a|h[1-6]|ul|ol|li|table|tr|td|br|img|article|section|script|meta)\b[^<>]*>", re.I
+)
 _XHTML = re.compile(r"xmlns\s*=\s*[\"']http://www\.w3\.org/1999/xhtml|-//W3C//DTD XHTML", re.I)
 _JSON_LINE = re.compile(r'^\s*\{\s*"[^"\n]{0,200}"\s*:')
 _MARKDOWN_SIGNS = (
@@ -247,7 +249,9 @@ def _from_record(line: bytes, where: str, number: int, names: Mapping[str, str],
         return Rejected(where, "bad_line", f"line {number} is not JSON: {str(error)[:200]}")
     if not isinstance(record, dict):
         return Rejected(where, "bad_line", f"line {number} is a {type(record).__name__}, not an object")
-    body = next((value for name in ("html", "text") if isinstance(value := record.get(names[name]), str) and value), None)
+    body = next(
+        (value for name in ("html", "text") if isinstance(value := record.get(names[name]), str) and value), None
+    )
     if body is None:
         listed = ", ".join(map(str, list(record)[:12])) or "none"
         wanted = f"{names['html']!r} or {names['text']!r}"

@@ -19,7 +19,9 @@ Search = Callable[[Sequence[str], int], Sequence[Sequence[int]]]
 def queries(schema: ExtractionSchema) -> list[str]:
     """What to search for: the schema as a whole, then each field by name and description."""
     about = schema.name.replace("_", " ")
-    whole = " ".join(part for part in (about, str(schema.entity_schema.get("description", "")), schema.instructions) if part)
+    whole = " ".join(
+        part for part in (about, str(schema.entity_schema.get("description", "")), schema.instructions) if part
+    )
     found = [whole[:500]]
     for name in schema.fields[: MAX_QUERIES - 1]:
         words = name.replace("_", " ")

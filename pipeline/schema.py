@@ -1,4 +1,4 @@
-"""A user's JSON Schema: checked, explained, and turned into the columns of a typed view and a grammar for the engine."""
+"""A user's JSON Schema: checked, and turned into the columns of a typed view and a grammar for the engine."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ MAX_DEPTH = 32
 _NAME = re.compile(r"^[a-z][a-z0-9_]{0,47}$")
 # What the engine's grammar compiles. Everything else is checked after the answer, and said in a warning.
 _GRAMMAR_KEYWORDS = frozenset(
-    "type properties required additionalProperties items prefixItems minItems maxItems enum const anyOf allOf $ref $defs "
-    "definitions pattern format minLength maxLength minimum maximum exclusiveMinimum exclusiveMaximum multipleOf".split()
+    "type properties required additionalProperties items prefixItems minItems maxItems enum const anyOf allOf "
+    "$ref $defs definitions pattern format minLength maxLength minimum maximum exclusiveMinimum exclusiveMaximum "
+    "multipleOf".split()
 )
 _GRAMMAR_FORMATS = frozenset("date time date-time duration email hostname ipv4 ipv6 uuid uri".split())
 _UNENFORCED = {
@@ -93,7 +94,11 @@ class ExtractionSchema:
         root = _resolve(document, document)
         many = _type_of(root) == "array"
         entity = _resolve(root.get("items") or {}, document) if many else root
-        if _type_of(entity) != "object" or not isinstance(entity.get("properties"), Mapping) or not entity["properties"]:
+        if (
+            _type_of(entity) != "object"
+            or not isinstance(entity.get("properties"), Mapping)
+            or not entity["properties"]
+        ):
             where = "$.items" if many else "$"
             raise SchemaError(
                 f"{where} must be an object with `properties` (or the root an array of such objects); it is "
@@ -113,7 +118,9 @@ class ExtractionSchema:
             fields=fields,
             key_fields=_key_fields(document, root, entity),
             grounded_required=frozenset(
-                field for field in fields if _resolve(entity["properties"][field], document).get("x-grounded") == "required"
+                field
+                for field in fields
+                if _resolve(entity["properties"][field], document).get("x-grounded") == "required"
             ),
             warnings=tuple(_warnings(document)),
             digest=_digest(document, instructions, examples),

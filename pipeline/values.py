@@ -15,14 +15,25 @@ _SCALES = {
 _NUMBER_WORDS = {
     word: number
     for number, word in enumerate(
-        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-        "eighteen nineteen twenty".split()
+        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
+        "seventeen eighteen nineteen twenty".split()
     )
 }
-_FRACTIONS = {"½": 1 / 2, "¼": 1 / 4, "¾": 3 / 4, "⅓": 1 / 3, "⅔": 2 / 3, "⅛": 1 / 8, "⅜": 3 / 8, "⅝": 5 / 8, "⅞": 7 / 8}
+_FRACTIONS = {
+    "½": 1 / 2,
+    "¼": 1 / 4,
+    "¾": 3 / 4,
+    "⅓": 1 / 3,
+    "⅔": 2 / 3,
+    "⅛": 1 / 8,
+    "⅜": 3 / 8,
+    "⅝": 5 / 8,
+    "⅞": 7 / 8,
+}
 _NUMBER = re.compile(
     r"(?<![\w.,])(?P<sign>[-−])?(?:"
-    r"(?P<whole>\d{1,15}(?:[.,'\u202f\u00a0 ]\d{3}){0,5}(?!\d))(?P<decimals>[.,]\d{1,15})?(?:\s?(?P<glyph>[½¼¾⅓⅔⅛⅜⅝⅞]))?"
+    r"(?P<whole>\d{1,15}(?:[.,'\u202f\u00a0 ]\d{3}){0,5}(?!\d))(?P<decimals>[.,]\d{1,15})?"
+    r"(?:\s?(?P<glyph>[½¼¾⅓⅔⅛⅜⅝⅞]))?"
     r"|(?P<plain>\d{1,18}(?:[.,]\d{1,15})?)"
     r"|(?P<lone>[½¼¾⅓⅔⅛⅜⅝⅞])"
     r")(?![\d])(?:[ \u00a0-]?(?P<scale>thousand|k|tsd|mille|millions?|mio|mn?|billions?|bn|mrd|trillions?)\b\.?)?",
@@ -55,14 +66,21 @@ _MONTH = "|".join(sorted(_MONTHS, key=len, reverse=True))
 _DATES = (
     re.compile(r"\b(?P<y>\d{4})[-/.](?P<m>\d{1,2})[-/.](?P<d>\d{1,2})(?!\d)"),
     re.compile(r"\b(?P<a>\d{1,2})[-/.](?P<b>\d{1,2})[-/.](?P<y>\d{4}|\d{2})(?!\d)"),
-    re.compile(rf"\b(?P<d>\d{{1,2}})(?:st|nd|rd|th|\.|º|er)?\s+(?:de\s+|of\s+)?(?P<n>{_MONTH})\.?,?\s+(?:de\s+)?(?P<y>\d{{4}})\b", re.I),
+    re.compile(
+        rf"\b(?P<d>\d{{1,2}})(?:st|nd|rd|th|\.|º|er)?\s+(?:de\s+|of\s+)?(?P<n>{_MONTH})\.?,?"
+        r"\s+(?:de\s+)?(?P<y>\d{4})\b",
+        re.I,
+    ),
     re.compile(rf"\b(?P<n>{_MONTH})\.?\s+(?P<d>\d{{1,2}})(?:st|nd|rd|th)?,?\s+(?P<y>\d{{4}})\b", re.I),
 )  # fmt: skip
 _ISO_DATE = re.compile(r"^(\d{4})-(\d{2})-(\d{2})(?:[T ]\d{2}:\d{2}.*)?$")
 
 _UNIT_MINUTES = (
     (re.compile(r"^(?:d|days?|tage?|jours?|días?|giorn[oi]|dagen|dag)$"), 1440.0),
-    (re.compile(r"^(?:h|hrs?|hours?|std?|stunden?|heures?|horas?|or[ae]|uur|uren|tim|timmar|timer?|saat|godz\w*)$"), 60.0),
+    (
+        re.compile(r"^(?:h|hrs?|hours?|std?|stunden?|heures?|horas?|or[ae]|uur|uren|tim|timmar|timer?|saat|godz\w*)$"),
+        60.0,
+    ),
     (re.compile(r"^(?:m|mins?|minut\w*|minuten|dk|dakika|мин\w*|分|分钟)$"), 1.0),
     (re.compile(r"^(?:s|secs?|seconds?|sek\w*|secondes?|segundos?|secondi)$"), 1 / 60),
 )
@@ -79,7 +97,9 @@ def find_numbers(text: str, start: int, end: int) -> Iterator[tuple[set[float], 
             bare = match.end("scale") if match["scale"] else match.end()
             yield readings, match.start(), bare
             if match["scale"]:  # "5 m" may be metres: the digits alone are a number too
-                digits = match.end("glyph") if match["glyph"] else match.end("decimals" if match["decimals"] else "whole")
+                digits = (
+                    match.end("glyph") if match["glyph"] else match.end("decimals" if match["decimals"] else "whole")
+                )
                 if digits > match.start():
                     yield _readings(match, scaled=False), match.start(), digits
     for match in _NUMBER_WORD.finditer(text, start, end):
@@ -95,14 +115,19 @@ def _readings(match: re.Match[str], *, scaled: bool = True) -> set[float]:
             values = {value + _FRACTIONS[match["glyph"]] for value in values}
     factor = _SCALES.get((match["scale"] or "").lower(), 1.0) if scaled else 1.0
     sign = -1.0 if match["sign"] else 1.0
-    return {sign * value * factor for value in values} | ({value * factor for value in values} if match["sign"] else set())
+    return {sign * value * factor for value in values} | (
+        {value * factor for value in values} if match["sign"] else set()
+    )
 
 
 def _number_readings(digits: str) -> set[float]:
     plain = re.sub(r"['\u202f\u00a0 ]", "", digits)
     found = set()
     for thousands, point in ((",", "."), (".", ",")):
-        if re.fullmatch(rf"\d{{1,3}}(?:{re.escape(thousands)}\d{{3}})*(?:{re.escape(point)}\d+)?|\d+(?:{re.escape(point)}\d+)?", plain):
+        if re.fullmatch(
+            rf"\d{{1,3}}(?:{re.escape(thousands)}\d{{3}})*(?:{re.escape(point)}\d+)?|\d+(?:{re.escape(point)}\d+)?",
+            plain,
+        ):
             found.add(float(plain.replace(thousands, "").replace(point, ".")))
     return found
 
