@@ -14,6 +14,7 @@ Sizes, not seconds, decide whether a page is too large, so that the same bytes g
 
 from __future__ import annotations
 
+import html
 import re
 import signal
 import threading
@@ -311,7 +312,22 @@ def _measure(tree: etree._Element) -> tuple[int, int]:
 
 
 def _strip_tags(text: str) -> str:
-    return _tidy(_TAG.sub(" ", text))
+    for name in ("script", "style"):
+        text = _without_elements(text, name)
+    plain = html.unescape(_TAG.sub("\n", text))
+    return _tidy(clean_string("\n".join(" ".join(line.split()) for line in plain.split("\n"))))
+
+
+def _without_elements(text: str, name: str) -> str:
+    """`text` without what stands between `<name` and `</name`. One pass, whatever is left open."""
+    low = text.lower()
+    parts, at = [], 0
+    while (start := low.find(f"<{name}", at)) >= 0:
+        parts.append(text[at:start])
+        at = low.find(f"</{name}", start)
+        if at < 0:
+            return "".join(parts)
+    return "".join([*parts, text[at:]])
 
 
 def _key(text: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 META_WINDOW = 4096  # bytes searched for <meta charset>; HTML asks for the first 1024, real pages are sloppier
+MIN_BINARY_SIGNS = 8  # a few stray control characters are repaired, not refused
 SNIFF_WINDOW = 65536  # bytes looked at to recognise UTF-16 without a byte order mark, or a binary file
 
 _BOMS = (
@@ -95,7 +96,9 @@ def looks_binary(data: bytes) -> bool:
     if not window or any(window.startswith(mark) for mark, _ in _BOMS) or _utf16_pattern(window):
         return False
     controls = sum(window.count(byte) for byte in _CONTROL_BYTES)
-    return window.count(0) > len(window) * 0.01 or controls > len(window) * 0.05
+    return window.count(0) > max(MIN_BINARY_SIGNS, len(window) * 0.01) or controls > max(
+        MIN_BINARY_SIGNS, len(window) * 0.05
+    )
 
 
 _CONTROL_BYTES = [bytes([value]) for value in (*range(1, 9), *range(14, 27), *range(28, 32), 127)]

@@ -89,14 +89,17 @@ _SPACE = re.compile(r"[ \t\r\n\f\v\u00a0\u2028\u2029]+")
 
 
 def parse_html(text: str) -> html.HtmlElement | None:
-    """Parse gated text; None when there is nothing to parse. Depth and size are not limited."""
+    """Parse gated text; None when there is nothing to parse, or when libxml2 gave up in the middle: it stops at a depth
+    of 2,048 elements, and half a page must not pass for the whole."""
     # An encoding declaration inside text that is already decoded would be read a second time.
     text = re.sub(r"^\s*<\?xml[^>]*\?>", "", text, count=1)
     parser = html.HTMLParser(encoding="utf-8", huge_tree=True, remove_comments=True, remove_pis=True)
     try:
-        return html.document_fromstring(text.encode("utf-8", "replace"), parser=parser)
+        tree = html.document_fromstring(text.encode("utf-8", "replace"), parser=parser)
     except (etree.ParserError, etree.XMLSyntaxError, ValueError):
         return None
+    gave_up = any("depth" in entry.message.lower() for entry in parser.error_log.filter_from_fatals())
+    return None if gave_up else tree
 
 
 def is_hidden(element: etree._Element) -> bool:
@@ -171,8 +174,8 @@ def blocks(root: etree._Element, *, keep_hidden: bool = False) -> list[Block]:
         if event == "start":
             if (
                 not tag
-                or (tag in _SKIP and not (tag == "head" and _is_tei_head(element)))
-                or (not keep_hidden and element is not root and is_hidden(element))
+                or _is_skipped(element, tag, keep_hidden)
+                or (element is not root and not keep_hidden and is_hidden(element))
             ):
                 skipped = element
                 walker.skip_subtree()
@@ -187,6 +190,12 @@ def blocks(root: etree._Element, *, keep_hidden: bool = False) -> list[Block]:
                 state.add(element.tail)
     state.flush()
     return state.blocks
+
+
+def _is_skipped(element: etree._Element, tag: str, keep_hidden: bool) -> bool:
+    if tag == "head":
+        return not _is_tei_head(element)
+    return tag in _SKIP and not (keep_hidden and tag in ("noscript", "template"))
 
 
 def _is_tei_head(element: etree._Element) -> bool:

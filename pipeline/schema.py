@@ -266,11 +266,6 @@ def _check_document(document: Mapping[str, Any]) -> None:
                 f"{path}.$ref {reference!r} leads nowhere: only references inside the schema are followed, "
                 'such as "#/$defs/address"'
             )
-        if (pattern := schema.get("pattern")) is not None:
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise SchemaError(f"{path}.pattern is no regular expression: {error}") from error
 
 
 def _walk(schema: Any, path: str = "$", depth: int = 0) -> Iterator[tuple[str, Mapping[str, Any]]]:
