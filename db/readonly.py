@@ -15,6 +15,8 @@ from db.views import READER
 
 # Blocks and procedures could change the role in the middle, so only what reads is let through.
 _READS = ("select", "with", "values", "table", "explain", "show")
+_CURSOR = "quarry_sql"
+_DECLARE = f'DECLARE "{_CURSOR}" CURSOR FOR '  # what psycopg puts before the query, and positions in errors count
 _LEADING = re.compile(r"\A(?:\s+|--[^\n]*(?:\n|\Z)|/\*.*?\*/|\()*", re.DOTALL)
 
 
@@ -26,13 +28,14 @@ class QueryError(ValueError):
 def run_query(
     connection: Connection, query: str, timeout_seconds: float
 ) -> Iterator[tuple[Sequence[str], Iterator[Sequence[Any]]]]:
-    """Columns and rows of one statement. Rows come one at a time from the server: a large result needs no memory.
+    """Columns and rows of one statement. Rows come in small batches from the server: a large result needs no
+    memory. The time limit is for each batch.
 
     Within the caller's transaction, which is read-only from here on. Raises QueryError.
     """
     body = query[_LEADING.match(query).end() :]  # type: ignore[union-attr]
-    verb = re.match(r"[a-z]*", body, re.IGNORECASE)
-    if not verb or verb.group().lower() not in _READS:
+    verb = re.match(r"[a-z]*", body.lower()).group()  # type: ignore[union-attr]
+    if verb not in _READS:
         raise QueryError(
             f"only statements that read are run ({', '.join(_READS).upper()}); this one begins {body[:30]!r}"
         )
@@ -40,31 +43,29 @@ def run_query(
         raise QueryError("the query holds a NUL character")
     set_local(connection, statement_timeout=f"{max(1, round(timeout_seconds * 1000))}ms", transaction_read_only="on")
     set_local(connection, search_path="entities, public", role=READER)
-    with driver(connection).cursor() as cursor:
-        stream = cursor.stream(query.rstrip().rstrip(";"))
+    raw = driver(connection)
+    # Both ways use the extended protocol, which takes one statement only.
+    plain = verb in ("explain", "show")
+    with raw.cursor() if plain else raw.cursor(name=_CURSOR) as cursor:
         try:
-            first = next(stream, None)
+            if plain:
+                cursor.execute(query, prepare=True)
+            else:
+                cursor.execute(query.rstrip().rstrip(";"))
             columns = [column.name for column in cursor.description or ()]
-            yield columns, _rows(first, stream, timeout_seconds)
+            yield columns, _rows(cursor, timeout_seconds)
         except psycopg.Error as error:
-            raise _in_words(error, timeout_seconds) from error
-        finally:
-            stream.close()
+            raise _in_words(error, timeout_seconds, 0 if plain else len(_DECLARE)) from error
 
 
-def _rows(
-    first: Sequence[Any] | None, rest: Iterator[Sequence[Any]], timeout_seconds: float
-) -> Iterator[Sequence[Any]]:
-    if first is None:
-        return
-    yield first
+def _rows(cursor: Any, timeout_seconds: float) -> Iterator[Sequence[Any]]:
     try:
-        yield from rest
+        yield from cursor
     except psycopg.Error as error:
         raise _in_words(error, timeout_seconds) from error
 
 
-def _in_words(error: psycopg.Error, timeout_seconds: float) -> Exception:
+def _in_words(error: psycopg.Error, timeout_seconds: float, declared: int = 0) -> Exception:
     if is_connection_error(error):
         return error
     if isinstance(error, psycopg.errors.QueryCanceled):
@@ -72,7 +73,8 @@ def _in_words(error: psycopg.Error, timeout_seconds: float) -> Exception:
     diagnosis = error.diag
     words = diagnosis.message_primary or str(error)
     if diagnosis.statement_position:
-        words += f" (at character {diagnosis.statement_position})"
+        position = int(diagnosis.statement_position) - declared
+        words += f" (at character {position})"
     if diagnosis.message_hint:
         words += f"; {diagnosis.message_hint}"
     return QueryError(words)

@@ -2,13 +2,16 @@
 
 from db.models.base import SCHEMA, Base
 from db.models.documents import Blob, Chunk, CleanText, Document, EmbeddingModel
-from db.models.jobs import DeadLetter, ItemState, Job, JobItem, JobState, Outbox, Step
+from db.models.jobs import INGESTING, OPEN, TERMINAL, DeadLetter, ItemState, Job, JobItem, JobState, Outbox, Step
 from db.models.results import Entity, EntityMerge, Mention, Run
 from db.models.schemas import ExtractionSchema
 from db.models.spans import Span
 
 __all__ = [
+    "INGESTING",
+    "OPEN",
     "SCHEMA",
+    "TERMINAL",
     "Base",
     "Blob",
     "Chunk",

@@ -30,7 +30,12 @@ def connection(module_database_url: str) -> Iterator[Connection]:
 
 
 def add_document(
-    connection: Connection, uri: str, chunks: Sequence[str], vectors: Sequence[Sequence[float]], language: str = "en"
+    connection: Connection,
+    uri: str,
+    chunks: Sequence[str],
+    vectors: Sequence[Sequence[float]],
+    language: str = "en",
+    model: str = MODEL,
 ) -> tuple[int, list[int]]:
     """A document in the given chunks; gives the ids of its clean text and chunks."""
     body = "\n".join(chunks)
@@ -61,7 +66,7 @@ def add_document(
         )
         at += len(piece) + 1
     ids = list(connection.execute(insert(Chunk).returning(Chunk.id, sort_by_parameter_order=True), rows).scalars())
-    table = embeddings.ensure_table(connection, MODEL, len(vectors[0]))
+    table = embeddings.ensure_table(connection, model, len(vectors[0]))
     embeddings.insert(connection, table, ids, vectors)
     return source, ids
 
