@@ -76,7 +76,10 @@ def _cut(start: int, length: int, ends: Sequence[int], budget: int, classes: Seq
     first = bisect_right(ends, start)
     if len(ends) - first <= budget:
         return length
-    reach = max(ends[first + budget - 1], start + 1)
+    last = first + budget - 1
+    if ends[last + 1] == ends[last]:  # the budget runs out within a character: stop before it
+        last = max(first, bisect_left(ends, ends[last]) - 1)
+    reach = max(ends[last], start + 1)
     for fill, places in classes:
         least = max(ends[first + int(budget * fill)] if int(budget * fill) < budget else reach, start + 1)
         at = bisect_right(places, reach) - 1
@@ -108,7 +111,9 @@ class _PathWalk:
                 self._open.pop()
             self._open.append(heading)
             self._next += 1
-        return tuple(heading.text for heading in self._open)
+        own = self._headings[self._next] if self._next < len(self._headings) else None
+        below = own.level if own and own.start == place else 7  # a heading that begins here closes its equals
+        return tuple(heading.text for heading in self._open if heading.level < below)
 
 
 def _next_text(text: str, start: int) -> int:

@@ -88,7 +88,7 @@ class Grounder:
         """The span of one value. `near`: prefer the occurrence closest to this offset over the next one in order.
         `hints`: words (of the field's name) that decide between occurrences of a short value."""
         value = leaf.value
-        if value is None or leaf.derived or isinstance(value, bool) or value == "":
+        if value is None or leaf.derived or isinstance(value, bool) or not str(value).strip():
             return NOWHERE
         cursor = self._cursors.get(leaf.slot, 0)
         span = self._number(value, cursor, near) if isinstance(value, int | float) else NOWHERE

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any, NoReturn
 
 from jsonschema.exceptions import ValidationError
@@ -81,7 +82,7 @@ def check_entity(value: Any, schema: ExtractionSchema) -> tuple[dict[str, Any], 
             notes.append(f"{_pointer(error)}: {error.message[:200]}; left out")
             del entity[name]
     for name, item in list(entity.items()):
-        if problem := _not_storable(item, schema.field_schema(name), schema):
+        if problem := _not_storable(item, schema.resolve(schema.field_schema(name)), schema):
             if name in required:
                 raise BadAnswer("schema", f"/{name}: {problem}")
             notes.append(f"/{name}: {problem}; left out")
@@ -93,17 +94,24 @@ def _fit(value: Any, field: Mapping[str, Any], schema: ExtractionSchema) -> Any:
     types = schema.types_of(field)
     if isinstance(value, float) and value.is_integer() and "integer" in types and "number" not in types:
         return int(value)
-    if isinstance(value, str) and value == "" and "null" in types:
-        return None  # an empty string says nothing that null does not
+    if isinstance(value, str):
+        # An empty string says nothing that null does not.
+        return value.strip() or (None if "null" in types else "")
     if isinstance(value, list) and isinstance(items := field.get("items"), Mapping):
         return [_fit(item, items, schema) for item in value]
     return value
 
 
 def _not_storable(value: Any, field: Mapping[str, Any], schema: ExtractionSchema) -> str | None:
+    """Why the typed view's column could not hold the value."""
     types = schema.types_of(field) - {"null"}
     if types == {"integer"} and isinstance(value, int) and not -BIGINT <= value < BIGINT:
         return f"{str(value)[:40]} does not fit a 64-bit integer"
+    if types == {"string"} and isinstance(value, str) and field.get("format") == "date-time":
+        try:
+            datetime.fromisoformat(value)
+        except ValueError:
+            return f"{value[:40]!r} is no date-time as ISO 8601 has it"
     return None
 
 

@@ -5,12 +5,12 @@ from pipeline.chunk import chunk
 from pipeline.tokens import EstimatedTokens
 
 PIECES = st.sampled_from(
-    ["# Head\n\n", "## Sub\n", "- item one\n", "a | b\n", "A sentence. ", "Another one! ", "\n\n", "   ", "word ", "ü", "漢字。", "x" * 90,
-     "```\n# no heading\n```\n", "😀", "\t"]
+    ["# Head\n\n", "## Sub\n", "- item one\n", "a | b\n", "A sentence. ", "Another one! ", "\n\n", "   ", "word ",
+     "ü", "漢字。", "x" * 90, "```\n# no heading\n```\n", "😀", "\t"]
 )  # fmt: skip
 
 
-@given(st.lists(PIECES, max_size=60).map("".join), st.integers(2, 40))
+@given(st.lists(PIECES, max_size=60).map("".join), st.integers(1, 40))
 def test_chunks_are_ordered_slices_that_cover_all_but_blanks(text, budget):
     chunks = chunk(text, EstimatedTokens(), budget)
     position = 0
@@ -20,7 +20,7 @@ def test_chunks_are_ordered_slices_that_cover_all_but_blanks(text, budget):
         assert not text[position : found.start].strip()
         assert text[found.start : found.end] == found.text
         assert found.text.strip() == found.text != ""
-        assert 1 <= found.token_count <= budget
+        assert 1 <= found.token_count <= budget or len(found.text) == 1  # a character may be several tokens
         position = found.end
     assert not text[position:].strip()
 

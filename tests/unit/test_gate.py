@@ -31,7 +31,7 @@ def test_charset_is_chosen_by_mark_header_utf8_meta_and_fallback(data, declared,
 
 
 def test_what_was_repaired_is_reported():
-    gated = decode("a\x00b\x07c\r\nd".encode())
+    gated = decode(b"a\x00b\x07c\r\nd")
     assert gated.text == "abc\nd"
     assert gated.repairs == {"nul": 1, "control": 1}
 
