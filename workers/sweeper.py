@@ -10,10 +10,12 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
-from sqlalchemy import Engine
+from sqlalchemy import Engine, TextClause
 from sqlalchemy.exc import SQLAlchemyError
 
 from db.models import Step
@@ -55,7 +57,7 @@ class Sweeper:
         self._busy_check = dict.fromkeys(Step, time.monotonic())
 
     def run_once(self) -> Swept:
-        """Raises SQLAlchemyError when the database is down. A broker that is down leaves messages for the next round."""
+        """Raises SQLAlchemyError when the database is down. With the broker down, messages wait for the next round."""
         limits = {"max_attempts": self.settings.max_attempts, "batch": BATCH}
         given_up = self._count(_ITEMS.give_up, limits)
         taken_back = self._count(_ITEMS.take_back, limits)
@@ -94,7 +96,7 @@ class Sweeper:
             seconds = BUSY_RESEND_SECONDS
         return self._count(_ITEMS.resend, {"task": step.value, "seconds": seconds, "batch": BATCH})
 
-    def _count(self, query, parameters) -> int:  # type: ignore[no-untyped-def]
+    def _count(self, query: TextClause, parameters: Mapping[str, Any]) -> int:
         with self.engine.begin() as connection:
             result = connection.execute(query, parameters)
             return len(result.all()) if result.returns_rows else result.rowcount
