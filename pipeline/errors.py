@@ -11,7 +11,7 @@ class PipelineError(Exception):
         self.reason = reason
         self.detail = detail
 
-    def __reduce__(self) -> tuple[type[PipelineError], tuple[object, ...]]:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.reason, self.detail)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from pipeline.chunk import Chunk
 from pipeline.engine_client import Completion, EngineClient, EngineUsage
 from pipeline.errors import DocumentError
-from pipeline.ground import Grounder, Grounding, Leaf, Span, leaves
+from pipeline.ground import NOWHERE, Grounder, Grounding, Leaf, Span, leaves
 from pipeline.json_gate import BadAnswer, check_entity, parse_answer
 from pipeline.json_spans import confidences, mean_logprob
 from pipeline.prompt import Prompt
@@ -189,7 +189,8 @@ class _Reading:
         if answer.value is None:
             return []
         regions = [(chunk.start, chunk.end) for chunk in answer.chunks]
-        grounder = Grounder(self.document.text, [*regions, (0, min(TITLE_CHARS, len(self.document.text)))])
+        beginning = (0, min(TITLE_CHARS, len(self.document.text)))
+        grounders = (Grounder(self.document.text, regions), Grounder(self.document.text, [beginning]))
         sure = confidences(answer.completion.text, answer.completion.tokens)
         found = []
         for number, value in enumerate(values):
@@ -204,18 +205,19 @@ class _Reading:
                 continue
             self.notes.extend(notes)
             prefix = f"/{number}" if self.schema.many else ""
-            found.append(self._grounded(data, grounder, run, prefix, sure))
+            found.append(self._grounded(data, grounders, run, prefix, sure))
         return found
 
     def _grounded(
-        self, data: dict[str, Any], grounder: Grounder, run: int, prefix: str, sure: Mapping[str, float]
+        self, data: dict[str, Any], grounders: Sequence[Grounder], run: int, prefix: str, sure: Mapping[str, float]
     ) -> Candidate:
         placed: list[GroundedLeaf] = []
         drop: list[str] = []
         taken: set[tuple[str, int]] = set()
         anchor: int | None = None
         for leaf in leaves(data, self.schema):
-            span = grounder.find(leaf, near=anchor, hints=_hints(leaf))
+            found = (grounder.find(leaf, near=anchor, hints=_hints(leaf)) for grounder in grounders)
+            span = next((span for span in found if span.start is not None), NOWHERE)
             if self.schema.many and anchor is None and span.start is not None:
                 anchor = span.start
             problem = self._problem(leaf, span, taken)

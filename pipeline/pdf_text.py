@@ -33,7 +33,8 @@ def pdf_text(data: bytes) -> PdfText:
     """Raises DocumentError: `unreadable` (damaged, encrypted), `no_text_layer` (scanned pages)."""
     with _PDFIUM:
         raw, title = _read(data)
-    pages, repaired = [], set()
+    pages: list[str] = []
+    repaired: set[str] = set()
     for page in raw:
         gated = gate_text(_HYPHEN.sub(r"\1", page.replace("\r\n", "\n").replace("\r", "\n")))
         text, fixed = repair_lines(gated.text)
@@ -41,7 +42,7 @@ def pdf_text(data: bytes) -> PdfText:
         repaired.update(gated.repairs)
         if fixed:
             repaired.add(fixed)
-    text, starts = "", []
+    starts: list[int] = []
     parts: list[str] = []
     length = 0
     for page in pages:

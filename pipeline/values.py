@@ -177,10 +177,10 @@ def parse_minutes(value: str | float | None) -> float | None:
         return int(clock[1]) * 60 + int(clock[2])
     total, found = 0.0, False
     for number, glyph, word in _DURATION_PART.findall(text.lower()):
-        minutes = next((per for pattern, per in _UNIT_MINUTES if pattern.match(word)), None)
-        if minutes is None or not (number or glyph):
+        unit = next((per for pattern, per in _UNIT_MINUTES if pattern.match(word)), None)
+        if unit is None or not (number or glyph):
             continue
-        total += (float(number.replace(",", ".") or 0 if number else 0) + _FRACTIONS.get(glyph, 0.0)) * minutes
+        total += (float(number.replace(",", ".") or 0) + _FRACTIONS.get(glyph, 0.0)) * unit
         found = True
     if not found and re.fullmatch(r"\d+", text):
         return float(text)

@@ -22,10 +22,19 @@ def test_durations_in_minutes(text, minutes):
 @pytest.mark.parametrize(
     ("text", "values"),
     [
-        ("1,234.5", {1234.5}), ("1.234,5", {1234.5}), ("1.234", {1.234, 1234.0}), ("1 234", {1234.0}), ("-5", {-5.0, 5.0}),
-        ("2½", {2.5}), ("¾", {0.75}), ("2 million", {2e6}), ("3.5bn", {3.5e9}), ("three", {3.0}), ("007", {7.0}),
+        ("1,234.5", {1234.5}),
+        ("1.234,5", {1234.5}),
+        ("1.234", {1.234, 1234.0}),
+        ("1 234", {1234.0}),
+        ("-5", {-5.0, 5.0}),
+        ("2½", {2.5}),
+        ("¾", {0.75}),
+        ("2 million", {2e6}),
+        ("3.5bn", {3.5e9}),
+        ("three", {3.0}),
+        ("007", {7.0}),
     ],
-)  # fmt: skip
+)
 def test_numbers_by_value(text, values):
     found, start, end = next(iter(find_numbers(f"x {text} y", 0, len(text) + 4)))
     assert found == values
@@ -39,11 +48,15 @@ def test_numbers_inside_words_are_none():
 @pytest.mark.parametrize(
     ("text", "days"),
     [
-        ("29 October 2016", {date(2016, 10, 29)}), ("October 3rd, 2017", {date(2017, 10, 3)}), ("1er mars 2020", {date(2020, 3, 1)}),
-        ("3/4/2020", {date(2020, 4, 3), date(2020, 3, 4)}), ("31.12.99", {date(1999, 12, 31)}), ("2020-02-29", {date(2020, 2, 29)}),
+        ("29 October 2016", {date(2016, 10, 29)}),
+        ("October 3rd, 2017", {date(2017, 10, 3)}),
+        ("1er mars 2020", {date(2020, 3, 1)}),
+        ("3/4/2020", {date(2020, 4, 3), date(2020, 3, 4)}),
+        ("31.12.99", {date(1999, 12, 31)}),
+        ("2020-02-29", {date(2020, 2, 29)}),
         ("5 de maio de 2021", {date(2021, 5, 5)}),
     ],
-)  # fmt: skip
+)
 def test_dates_by_day(text, days):
     assert list(find_dates(f"on {text}.", 0, 30)) == [(days, 3, 3 + len(text))]
 
