@@ -8,11 +8,10 @@ from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, MetaData, create_engine, text
-from sqlalchemy.pool import NullPool
+from sqlalchemy import Connection, Engine, MetaData, text
 
 from db.models import SCHEMA, Base
-from db.session import sqlalchemy_url
+from db.session import make_engine
 
 LOCK = 0x5155_4152  # advisory lock key, "QUAR": one migration at a time per database
 
@@ -23,10 +22,16 @@ def _config() -> Config:
     return config
 
 
+def _engine(url: str) -> Engine:
+    return make_engine(
+        url, pool_size=1, statement_timeout_seconds=0, lock_timeout_seconds=600, application="quarry migration"
+    )
+
+
 def upgrade(url: str) -> None:
     """Create or upgrade the schemas `quarry` and `entities` in the database at `url`. Needs the right to create
     extensions (once), schemas and roles."""
-    engine = create_engine(sqlalchemy_url(url), poolclass=NullPool)
+    engine = _engine(url)
     with engine.connect() as connection:
         connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": LOCK})
         try:
@@ -44,7 +49,7 @@ def upgrade(url: str) -> None:
 
 def current(url: str) -> str | None:
     """The revision the database is at; None before the first upgrade."""
-    engine = create_engine(sqlalchemy_url(url), poolclass=NullPool)
+    engine = _engine(url)
     with engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"version_table_schema": SCHEMA})
         revision = context.get_current_revision()

@@ -35,7 +35,7 @@ def make_engine(
     lock_timeout_seconds: float = 20.0,
     application: str = APPLICATION,
 ) -> Engine:
-    """An engine whose connections are UTF-8, in UTC, and give up on a statement or a lock after the given times.
+    """An engine whose connections are UTF-8, in UTC and give up on a statement or a lock after the given times.
 
     At most `pool_size` connections are open at once, so that workers × threads can be added up against the server's
     limit. Create it after a fork, never before.
@@ -45,6 +45,7 @@ def make_engine(
         "lock_timeout": f"{round(lock_timeout_seconds * 1000)}ms",
         "idle_in_transaction_session_timeout": "300s",
         "timezone": "UTC",
+        "search_path": "public",  # the default begins with the role's own name, which may be that of our schema
     }
     connect_args: dict[str, Any] = {
         "application_name": application,

@@ -59,6 +59,8 @@ class Sender:
     def __init__(self, broker_url: str) -> None:
         self._app = Celery("quarry-sender", set_as_current=False)
         self._app.conf.update(configuration(broker_url))
+        # A sender does not wait for a broker that is down: the sweeper will come by.
+        self._app.conf.broker_transport_options |= {"max_retries": 1, "interval_start": 0.1, "interval_max": 0.1}
 
     def dispatch(self, engine: Engine, *, item_id: int | None = None, limit: int | None = None) -> int:
         """Send what is due and unsent, in batches, and mark it. Returns how many. Raises BrokerDown.
