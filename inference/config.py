@@ -1,0 +1,45 @@
+"""How one engine runs. Built from command-line flags by `inference.server`; nothing here reads the environment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """One engine: one model on one device.
+
+    `max_num_batched_tokens` bounds the tokens of a step (prefill chunks and decode steps together);
+    `kv_cache_bytes` bounds the paged cache, and with it how many tokens can be held at once.
+    """
+
+    model_path: Path  # a .gguf file, or a folder with config.json and safetensors
+    served_name: str = ""  # empty: the file's or folder's name
+    device: str = "auto"  # auto, cpu, cuda
+    dtype: str = "auto"  # auto, bfloat16, float32
+    max_model_len: int | None = None  # tokens of prompt and output; None: the model's own, as far as the cache reaches
+    max_num_seqs: int = 32
+    max_num_batched_tokens: int = 1024
+    max_waiting: int = 1024
+    page_size: int = 32  # tokens
+    kv_cache_bytes: int = 1 << 30
+    num_threads: int | None = None  # None: torch's own choice
+    prefix_cache: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_waiting", "page_size", "kv_cache_bytes"):
+            if (value := getattr(self, name)) < 1:
+                raise ValueError(f"{name} is {value}; it must be at least 1")
+        if self.max_num_seqs > self.max_num_batched_tokens:
+            raise ValueError(
+                f"max_num_seqs is {self.max_num_seqs}, above max_num_batched_tokens {self.max_num_batched_tokens}: "
+                "every running sequence needs one token a step; raise the second or lower the first"
+            )
+        for name, allowed in (("dtype", ("auto", "bfloat16", "float32")), ("device", ("auto", "cpu", "cuda"))):
+            if (text := getattr(self, name)) not in allowed:
+                raise ValueError(f"{name} is {text!r}; it must be one of {', '.join(allowed)}")
+
+    @property
+    def name(self) -> str:
+        return self.served_name or self.model_path.stem

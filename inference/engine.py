@@ -1,0 +1,254 @@
+"""The loop: plan, launch, digest, reply.
+
+Owned by one thread. What callers hand in (new requests, cancellations) waits in an inbox until the next step starts.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from inference.config import EngineConfig
+from inference.grammar import fill_masks
+from inference.memory.pages import PagePool
+from inference.plan import LogitsRow, Plan
+from inference.request import FinishReason, Response, TokenLogprob, Usage
+from inference.runner import Runner
+from inference.sampling import Sample, SamplingRow, sample
+from inference.scheduler import Scheduler
+from inference.sequence import Sequence
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """A snapshot. Pages: free + cached + owned = total. Counters run from the start of the engine."""
+
+    running: int = 0
+    waiting: int = 0
+    pages_total: int = 0
+    pages_free: int = 0
+    pages_cached: int = 0
+    pages_owned: int = 0
+    steps: int = 0
+    step_seconds: float = 0.0
+    step_tokens: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    preemptions: int = 0
+
+
+@dataclass(frozen=True)
+class _Failed:
+    """A row that could not be sampled, and why. It fails its own request only."""
+
+    error: str
+
+
+class Engine:
+    """Scheduler, memory and model together; `step` advances every running request."""
+
+    def __init__(
+        self, config: EngineConfig, runner: Runner, reply: Callable[[Response], None], vocab_size: int, eos: set[int]
+    ) -> None:
+        self._runner = runner
+        self._reply = reply
+        self._vocab_size = vocab_size
+        self._eos = eos
+        self.pool = PagePool(runner.pages)
+        self.scheduler = Scheduler(
+            self.pool,
+            page_size=config.page_size,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            prefix_cache=config.prefix_cache,
+        )
+        self._alive: dict[str, Sequence] = {}
+        self._masks = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        self.stats = EngineStats(pages_total=self.pool.total, pages_free=self.pool.free)
+
+    @property
+    def idle(self) -> bool:
+        return not self._alive
+
+    # Arrivals and departures
+
+    def add(self, sequence: Sequence) -> None:
+        self._alive[sequence.request.id] = sequence
+        self.scheduler.add(sequence)
+
+    def end(self, request_id: str, reason: FinishReason, error: str | None = None) -> None:
+        """Finish a request now, wherever it stands; nothing when it is gone already."""
+        if (sequence := self._alive.get(request_id)) is not None:
+            self._finish(sequence, reason, error=error)
+
+    def end_all(self, reason: FinishReason, error: str | None = None) -> None:
+        for request_id in list(self._alive):
+            self.end(request_id, reason, error)
+
+    def close(self) -> None:
+        self._masks.shutdown()
+
+    # One step
+
+    def step(self) -> None:
+        """Advance all that can advance. An error of the model fails the requests in the step and no others."""
+        self._time_out()
+        plan = self.scheduler.plan()
+        if not plan:
+            self._note(0.0, plan)
+            return
+        now = time.monotonic()
+        for item in plan:
+            if item.sequence.started_at is None:
+                item.sequence.started_at = now
+        try:
+            samples = self._launch(plan)
+        except Exception as error:
+            log.exception("a step of %d tokens failed", plan.tokens)
+            for item in plan:
+                self._finish(item.sequence, FinishReason.ERROR, error=f"the engine failed in a step: {error}")
+            return
+        seconds = time.monotonic() - now
+        self._digest(plan, samples, seconds)
+        self._note(seconds, plan)
+
+    def _launch(self, plan: Plan) -> list[Sample | _Failed]:
+        rows = plan.logits  # fixed before anything is sampled
+        masks = self._start_masks(rows)
+        logits = self._runner.forward(plan)
+        allowed, failed = masks.result() if masks else (None, {})
+        samples: list[Sample | _Failed] = []
+        if rows:
+            mask = torch.from_numpy(allowed).to(logits.device) if allowed is not None else None
+            params = [SamplingRow(r.scheduled.sequence.request.sampling, r.scheduled.sequence.generator) for r in rows]
+            with torch.inference_mode():
+                samples += sample(logits, params, mask, self._vocab_size)
+        for index, error in failed.items():
+            samples[index] = _Failed(error)
+        return samples
+
+    def _start_masks(
+        self, rows: tuple[LogitsRow, ...]
+    ) -> Future[tuple[npt.NDArray[np.bool_] | None, dict[int, str]]] | None:
+        """Fill the masks beside the forward: they need only tokens that are committed already."""
+        matchers = [(r.index, m) for r in rows if (m := r.scheduled.sequence.matcher) is not None]
+        if not matchers:
+            return None
+        head = self._runner.model.config.vocab_size
+
+        def fill() -> tuple[npt.NDArray[np.bool_] | None, dict[int, str]]:
+            allowed = fill_masks(matchers, len(rows), head)
+            failed = {i: error for i, m in matchers if (error := m.error)}
+            for i, _ in matchers:
+                if i not in failed and not allowed[i, : self._vocab_size].any():
+                    failed[i] = "the grammar allows no token here"
+            return allowed, failed
+
+        return self._masks.submit(fill)
+
+    def _digest(self, plan: Plan, samples: list[Sample | _Failed], seconds: float) -> None:
+        total = plan.tokens
+        for item in plan:
+            item.sequence.device_seconds += seconds * item.count / total
+            self.scheduler.commit(item)
+        for row, result in zip(plan.logits, samples, strict=True):
+            sequence = row.scheduled.sequence
+            if sequence.epoch != row.scheduled.epoch:
+                continue
+            if isinstance(result, _Failed):
+                self._finish(sequence, FinishReason.ERROR, error=result.error)
+            else:
+                self._take(sequence, result)
+
+    def _take(self, sequence: Sequence, result: Sample) -> None:
+        """Commit one sampled token, and end the request when it is the last."""
+        sampling = sequence.request.sampling
+        if sequence.first_token_at is None:
+            sequence.first_token_at = time.monotonic()
+        stops = (result.token in self._eos and not sampling.ignore_eos) or result.token in sampling.stop_token_ids
+        if stops:
+            # The end token is counted and not shown.
+            sequence.tokens.append(result.token)
+            self._finish(sequence, FinishReason.STOP)
+            return
+        sequence.tokens.append(result.token)
+        reason: FinishReason | None = None
+        if sequence.matcher is not None:
+            if not sequence.matcher.consume(result.token):
+                self._finish(sequence, FinishReason.ERROR, error=f"the grammar failed: {sequence.matcher.error}")
+                return
+            if sequence.matcher.stopped:
+                reason = FinishReason.STOP
+        if reason is None and (
+            sequence.output_length >= sampling.max_tokens or len(sequence.tokens) >= self._runner.max_model_len
+        ):
+            reason = FinishReason.LENGTH
+        shown = (result.token,)
+        logprobs = (result.logprob,) if result.logprob else ()
+        if reason is None:
+            self._reply(Response(sequence.request.id, shown, logprobs, usage=self._usage(sequence)))
+        else:
+            self._finish(sequence, reason, shown, logprobs)
+
+    def _finish(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        tokens: tuple[int, ...] = (),
+        logprobs: tuple[TokenLogprob, ...] = (),
+        error: str | None = None,
+    ) -> None:
+        if self._alive.pop(sequence.request.id, None) is None:
+            return
+        self.scheduler.remove(sequence)
+        usage = self._usage(sequence)
+        self.stats = replace(
+            self.stats,
+            prompt_tokens=self.stats.prompt_tokens + usage.prompt_tokens,
+            cached_tokens=self.stats.cached_tokens + usage.cached_tokens,
+            completion_tokens=self.stats.completion_tokens + usage.completion_tokens,
+        )
+        self._reply(Response(sequence.request.id, tokens, logprobs, reason, usage, error))
+
+    def _usage(self, sequence: Sequence) -> Usage:
+        started = sequence.started_at if sequence.started_at is not None else time.monotonic()
+        first = sequence.first_token_at
+        return Usage(
+            prompt_tokens=sequence.prompt_length,
+            cached_tokens=sequence.cached_tokens,
+            completion_tokens=sequence.output_length,
+            device_seconds=sequence.device_seconds,
+            queue_seconds=started - sequence.enqueued_at,
+            ttft_seconds=None if first is None else first - sequence.enqueued_at,
+        )
+
+    def _time_out(self) -> None:
+        now = time.monotonic()
+        for sequence in list(self._alive.values()):
+            limit = sequence.request.timeout_seconds
+            if limit is not None and now - sequence.enqueued_at > limit:
+                self._finish(sequence, FinishReason.TIMEOUT, error=f"not finished within {limit:g} s")
+
+    def _note(self, seconds: float, plan: Plan) -> None:
+        self.stats = replace(
+            self.stats,
+            running=len(self.scheduler.running),
+            waiting=len(self.scheduler.waiting),
+            pages_free=self.pool.free,
+            pages_cached=self.pool.cached,
+            pages_owned=self.pool.owned,
+            steps=self.stats.steps + bool(plan),
+            step_seconds=self.stats.step_seconds + seconds,
+            step_tokens=self.stats.step_tokens + plan.tokens,
+            preemptions=self.scheduler.preemptions,
+        )

@@ -1,0 +1,130 @@
+"""Where tensors come from: a GGUF file or a folder of safetensors. One interface, read tensor by tensor."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Protocol
+
+import gguf
+import numpy as np
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from inference.models import config as model_config
+from inference.models.config import ModelConfig
+
+
+class CheckpointError(ValueError):
+    """The checkpoint cannot be read or does not fit its own configuration. The message names file and tensor."""
+
+
+class TensorSource(Protocol):
+    """A checkpoint opened for reading. Shapes are torch's: [out, in] for a linear weight."""
+
+    path: Path
+
+    def config(self) -> ModelConfig: ...
+
+    def shapes(self) -> dict[str, tuple[int, ...]]: ...
+
+    def read(self, name: str) -> Tensor:
+        """The tensor as stored, or dequantised to fp32."""
+        ...
+
+
+class SafetensorsSource:
+    """A folder with config.json and one or more .safetensors files (with an index where they are several)."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder
+        self._files: dict[str, Path] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        for file in _safetensors_files(folder):
+            with safe_open(file, framework="pt") as handle:
+                for name in handle.keys():  # noqa: SIM118 - not a mapping
+                    self._files[name] = file
+                    self._shapes[name] = tuple(handle.get_slice(name).get_shape())
+
+    def config(self) -> ModelConfig:
+        return model_config.from_hf(self.path)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return self._shapes
+
+    def read(self, name: str) -> Tensor:
+        with safe_open(self._files[name], framework="pt") as handle:
+            return handle.get_tensor(name)
+
+
+def _safetensors_files(folder: Path) -> Iterable[Path]:
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        files = [folder / name for name in names]
+    else:
+        files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise CheckpointError(f"{folder}: no .safetensors file; a checkpoint folder holds config.json and safetensors")
+    if missing := [file.name for file in files if not file.exists()]:
+        raise CheckpointError(f"{folder}: the index names {', '.join(missing)}, which is not there; download it again")
+    return files
+
+
+class GGUFSource:
+    """A GGUF file, read and dequantised by the `gguf` library."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._reader = gguf.GGUFReader(path)
+        except (ValueError, IndexError, KeyError) as error:
+            raise CheckpointError(f"{path}: not a readable GGUF file ({error}); download it again") from error
+        self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
+        self._config: ModelConfig | None = None
+
+    def config(self) -> ModelConfig:
+        if self._config is None:
+            metadata: dict[str, Any] = {key: field.contents() for key, field in self._reader.fields.items()}
+            self._config = model_config.from_gguf(metadata, set(self._tensors), self.path)
+        return self._config
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        # GGUF lists dimensions fastest first.
+        return {name: tuple(int(n) for n in reversed(tensor.shape)) for name, tensor in self._tensors.items()}
+
+    def read(self, name: str) -> Tensor:
+        tensor = self._tensors[name]
+        try:
+            values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        except NotImplementedError as error:
+            raise CheckpointError(
+                f"{self.path}: tensor {name} is stored as {tensor.tensor_type.name}, which cannot be dequantised"
+            ) from error
+        result = torch.from_numpy(np.array(values, dtype=np.float32)).reshape(self.shapes()[name])
+        return self._unpermute(name, result)
+
+    def _unpermute(self, name: str, weight: Tensor) -> Tensor:
+        """GGUF's llama architecture stores the rows of q and k interleaved for its own rotary layout; undo that."""
+        config = self.config()
+        if config.family != "llama" or not name.endswith(("attn_q.weight", "attn_k.weight")):
+            return weight
+        heads = config.num_heads if "attn_q" in name else config.num_kv_heads
+        return weight.view(heads, -1, 2, weight.shape[-1]).transpose(1, 2).reshape(weight.shape)
+
+
+def open_source(path: Path) -> TensorSource:
+    """Open a .gguf file or a safetensors folder. Raises CheckpointError."""
+    if path.is_dir():
+        if not (path / "config.json").exists() and len(found := list(path.glob("*.gguf"))) == 1:
+            return GGUFSource(found[0])
+        if not (path / "config.json").exists():
+            raise CheckpointError(f"{path}: no config.json and not exactly one .gguf file in this folder")
+        return SafetensorsSource(path)
+    if not path.exists():
+        raise CheckpointError(f"{path}: no such file; `quarry model list` shows what can be had")
+    if path.suffix != ".gguf":
+        raise CheckpointError(f"{path}: give a .gguf file, or a folder with config.json and safetensors")
+    return GGUFSource(path)

@@ -1,0 +1,23 @@
+"""The public list: one name per op. Plain torch references everywhere for now; faster twins keep these signatures."""
+
+from kernels.linear import Linear
+from kernels.reference import (
+    decode_attention,
+    prefill_attention,
+    rms_norm,
+    rope,
+    rope_tables,
+    silu_mul,
+    write_cache,
+)
+
+__all__ = [
+    "Linear",
+    "decode_attention",
+    "prefill_attention",
+    "rms_norm",
+    "rope",
+    "rope_tables",
+    "silu_mul",
+    "write_cache",
+]

@@ -1,0 +1,81 @@
+"""Every op in plain torch: the CPU backend, and the oracle that faster twins are compared with.
+
+Shapes use T tokens of a step, H query heads, G query heads per KV head, KH KV heads, D head size, S page size.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x [..., N] and weight [N], any float dtype -> like x. The mean is taken in fp32 (Zhang and Sennrich 2019)."""
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return weight * wide.to(x.dtype)
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """gate_up [T, 2F] -> silu(first half) * second half, [T, F] (SwiGLU, Shazeer 2020)."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def rope_tables(inv_freq: Tensor, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """inv_freq [D/2] fp32 -> cos and sin, each [length, D], computed in fp32 and rounded once to `dtype`."""
+    angles = torch.outer(torch.arange(length, dtype=torch.float32, device=inv_freq.device), inv_freq)
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate x [T, heads, D] by the rows cos, sin [T, D]; halves are paired, as in GPT-NeoX (Su et al. 2021)."""
+    low, high = x.chunk(2, dim=-1)
+    return x * cos.unsqueeze(1) + torch.cat((-high, low), dim=-1) * sin.unsqueeze(1)
+
+
+def write_cache(cache: Tensor, values: Tensor, slots: Tensor) -> None:
+    """Put values [T, KH, D] into cache [pages, S, KH, D] at slots [T] int64 (page * S + offset), in place."""
+    cache.view(-1, *cache.shape[2:]).index_copy_(0, slots, values)
+
+
+def decode_attention(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, pages: Tensor, mask: Tensor, scale: float
+) -> Tensor:
+    """One query token per request over its pages.
+
+    query [B, H, D]; caches [pages, S, KH, D]; pages [B, P] int64, short rows padded with the dummy page 0;
+    mask [B, 1, 1, P*S], 0 where a token exists and -inf elsewhere, in the query's dtype -> [B, H, D].
+    The G query heads of a KV head stand in the place of query positions: each page is read once for all of them.
+    """
+    batch, heads, size = query.shape
+    kv_heads = key_cache.shape[2]
+    key = key_cache.index_select(0, pages.flatten()).view(batch, -1, kv_heads, size).transpose(1, 2)
+    value = value_cache.index_select(0, pages.flatten()).view(batch, -1, kv_heads, size).transpose(1, 2)
+    out = F.scaled_dot_product_attention(
+        query.view(batch, kv_heads, heads // kv_heads, size), key, value, attn_mask=mask, scale=scale
+    )
+    return out.reshape(batch, heads, size)
+
+
+def prefill_attention(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    """A chunk of one request: query [n, H, D] are the last n of the L positions of key, value [L, KH, D] -> [n, H, D].
+
+    Causal: query i sees keys up to L - n + i.
+    """
+    count, heads, size = query.shape
+    length, kv_heads = key.shape[:2]
+    groups = heads // kv_heads
+    key = key.transpose(0, 1).unsqueeze(1).expand(kv_heads, groups, length, size).reshape(1, heads, length, size)
+    value = value.transpose(0, 1).unsqueeze(1).expand(kv_heads, groups, length, size).reshape(1, heads, length, size)
+    query = query.transpose(0, 1).unsqueeze(0)
+    if count == length:
+        out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)
+    else:
+        positions = torch.arange(length, device=query.device)
+        visible = positions <= positions[length - count :].unsqueeze(1)
+        mask = torch.zeros(count, length, dtype=query.dtype, device=query.device).masked_fill_(~visible, float("-inf"))
+        out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+    return out.squeeze(0).transpose(0, 1)
