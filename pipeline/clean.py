@@ -44,6 +44,7 @@ MIN_ARTICLE_CHARS = 100  # less than this from trafilatura is no article
 STRONG_CHARS = 25  # a block this long that trafilatura kept marks the content's region
 LINK_SHARE = 0.5  # from here a block is navigation
 MISSED_RUN = 3  # list items or rows in a row that trafilatura dropped
+MISSED_HEADINGS = 3
 MISSED_SHARE = 0.2  # of the region's characters
 LINK_RUN = 2  # link blocks in a row that end the region
 MAX_TITLE_CHARS = 300  # a longer heading is a paragraph set large
@@ -54,6 +55,12 @@ _BLANK_LINES = re.compile(r"\n[ \t]*(?:\n[ \t]*)+\n")
 _TAG = re.compile(r"<[^<>]{0,10000}>")
 _SITE_SUFFIX = re.compile(r"(.{3,}?)\s+[|–—·-]\s+([^|–—·]{2,80})$")
 _NOT_WORD = re.compile(r"[\W_]+")
+_INLINE_TAG = re.compile(
+    r"</?(?:p|div|img|br|a|h[1-6]|strong|em|span|center|details|summary|su[bp]|table|thead|tbody|tr|t[dh]|[bi]|kbd|picture|"
+    r"source|hr|ul|ol|li|font)\b[^<>]{0,4000}>",
+    re.IGNORECASE,
+)
+_FENCED = re.compile(r"(^```.*?^```[ \t]*$)", re.MULTILINE | re.DOTALL)
 _MARKDOWN_TITLE = re.compile(r"^#\s+(.+?)\s*#*$", re.MULTILINE)
 
 
@@ -121,11 +128,13 @@ def _reading(gated: GatedText) -> dict[str, Any]:
 
 def _clean_plain(gated: GatedText, media_type: str) -> Cleaned:
     text = _DATA_URI.sub("", gated.text)
-    text = _tidy(text)
-    title = None
-    if media_type == "text/markdown" and (match := _MARKDOWN_TITLE.search(text[:20_000])):
-        title = match.group(1)
-    return Cleaned(text, title, None, _reading(gated), "markdown" if media_type == "text/markdown" else "plain")
+    if media_type != "text/markdown":
+        return Cleaned(_tidy(text), None, None, _reading(gated), "plain")
+    # Between fences is code, where a tag is text.
+    parts = _FENCED.split(text)
+    text = _tidy("".join(part if number % 2 else _INLINE_TAG.sub("", part) for number, part in enumerate(parts)))
+    title = _MARKDOWN_TITLE.search(text[:20_000])
+    return Cleaned(text, title.group(1) if title else None, None, _reading(gated), "markdown")
 
 
 def _clean_pdf(data: bytes) -> Cleaned:
@@ -217,7 +226,7 @@ def _region(visible: list[Block], article: list[Block], page: PageMetadata) -> l
         return None
     first, last = strong[0], strong[-1]
     tops = [i for i in range(first + 1) if visible[i].kind is BlockKind.HEADING and visible[i].level == 1]
-    first = tops[-1] if tops else first
+    first = tops[-1] if tops else _back_to_heading(visible, kept, first)
     if not _keeps_too_little(visible, kept, first, last, page):
         return None
     last = _extend(visible, last)
@@ -231,7 +240,7 @@ def _region(visible: list[Block], article: list[Block], page: PageMetadata) -> l
 def _keeps_too_little(visible: list[Block], kept: list[bool], first: int, last: int, page: PageMetadata) -> bool:
     if page.structured:
         return True
-    run = dropped = total = 0
+    run = dropped = total = headings = 0
     for index in range(first, last + 1):
         block = visible[index]
         if block.link_share >= 0.3:
@@ -243,7 +252,20 @@ def _keeps_too_little(visible: list[Block], kept: list[bool], first: int, last: 
         run = run + 1 if missing and block.kind in (BlockKind.ITEM, BlockKind.ROW) else 0
         if run >= MISSED_RUN:
             return True
+        headings += missing and block.kind is BlockKind.HEADING
+        # Code without its line breaks is no code, and trafilatura joins them.
+        if not page.article and (headings >= MISSED_HEADINGS or (block.kind is BlockKind.CODE and "\n" in block.text)):
+            return True
     return not page.article and dropped >= MISSED_SHARE * total > 0
+
+
+def _back_to_heading(visible: list[Block], kept: list[bool], first: int) -> int:
+    """Headings and short kept lines right above the region belong to it."""
+    while first > 0 and visible[first - 1].link_share < LINK_SHARE:
+        if not kept[first - 1] and visible[first - 1].kind is not BlockKind.HEADING:
+            break
+        first -= 1
+    return first
 
 
 def _extend(visible: list[Block], last: int) -> int:

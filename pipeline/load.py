@@ -116,9 +116,10 @@ def sniff(head: bytes, *, complete: bool = True) -> str | None:
         return JSONL
     if _HTML_START.match(text):
         return XHTML if _XHTML.search(text[:4096]) and text.lstrip().startswith("<?xml") else HTML
-    if len(_HTML_TAG.findall(text)) >= 3 and text.lstrip()[:1] == "<":
+    signs = sum(bool(sign.search(text)) for sign in _MARKDOWN_SIGNS)
+    if len(_HTML_TAG.findall(text)) >= 3 and text.lstrip()[:1] == "<" and signs < 3:  # a README may begin with tags
         return HTML
-    if sum(bool(sign.search(text)) for sign in _MARKDOWN_SIGNS) >= 2 or _MARKDOWN_SIGNS[0].match(text.lstrip()):
+    if signs >= 2 or _MARKDOWN_SIGNS[0].match(text.lstrip()):
         return MARKDOWN
     return HTML if len(_HTML_TAG.findall(text)) >= 10 else TEXT
 

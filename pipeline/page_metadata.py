@@ -50,7 +50,9 @@ def page_metadata(tree: etree._Element, url: str | None, *, with_date: bool = Tr
     types |= {value.rstrip("/").rpartition("/")[2] for value in tree.xpath("//@itemtype")[:200]}
     og_type = _meta(tree, "og:type") or ""
     found = _extracted(tree, url) if with_date else None
-    title = getattr(found, "title", None) or _meta(tree, "og:title") or _first(tree.xpath("//head/title/text()"))
+    declared = _meta(tree, "og:title") or _first(tree.xpath("//head/title/text()"))
+    # Without a declared title trafilatura takes any heading for one.
+    title = (getattr(found, "title", None) or declared) if declared else None
     return PageMetadata(
         title=_short(title),
         date=getattr(found, "date", None),
