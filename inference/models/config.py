@@ -119,12 +119,12 @@ def _hf_scaling(folder: Path, rope: dict[str, Any]) -> RopeScaling | None:
     )
 
 
-def from_gguf(metadata: dict[str, Any], tensor_names: set[str], path: Path) -> ModelConfig:
-    """Read GGUF metadata (key -> value). Raises UnsupportedModel as `from_hf` does."""
+def from_gguf(metadata: dict[str, Any], shapes: dict[str, tuple[int, ...]], path: Path) -> ModelConfig:
+    """Read GGUF metadata (key -> value) and tensor shapes. Raises UnsupportedModel as `from_hf` does."""
     architecture = metadata.get("general.architecture")
     if architecture not in FAMILIES:
         raise UnsupportedModel(f"{path}: architecture {architecture!r} is not known; known are {', '.join(FAMILIES)}")
-    if "rope_freqs.weight" in tensor_names:
+    if "rope_freqs.weight" in shapes:
         raise UnsupportedModel(f"{path}: rotary scaling by rope_freqs is not known; use a safetensors checkpoint")
 
     def get(key: str, default: Any = None) -> Any:
@@ -137,7 +137,7 @@ def from_gguf(metadata: dict[str, Any], tensor_names: set[str], path: Path) -> M
     hidden = int(get("embedding_length"))
     return ModelConfig(
         family=FAMILIES[architecture],
-        vocab_size=len(metadata.get("tokenizer.ggml.tokens", ())) or int(get("vocab_size")),
+        vocab_size=shapes["token_embd.weight"][0] if "token_embd.weight" in shapes else int(get("vocab_size")),
         hidden_size=hidden,
         intermediate_size=int(get("feed_forward_length")),
         num_layers=int(get("block_count")),
@@ -147,6 +147,6 @@ def from_gguf(metadata: dict[str, Any], tensor_names: set[str], path: Path) -> M
         rms_norm_eps=float(get("attention.layer_norm_rms_epsilon")),
         rope_theta=float(get("rope.freq_base", 10_000.0)),
         max_position_embeddings=int(get("context_length")),
-        tie_word_embeddings="output.weight" not in tensor_names,
+        tie_word_embeddings="output.weight" not in shapes,
         qkv_bias=architecture == "qwen2",
     )

@@ -87,8 +87,11 @@ class GGUFSource:
 
     def config(self) -> ModelConfig:
         if self._config is None:
-            metadata: dict[str, Any] = {key: field.contents() for key, field in self._reader.fields.items()}
-            self._config = model_config.from_gguf(metadata, set(self._tensors), self.path)
+            # The tokenizer's arrays take half a minute to turn into Python objects and are not needed here.
+            metadata: dict[str, Any] = {
+                key: field.contents() for key, field in self._reader.fields.items() if not key.startswith("tokenizer.")
+            }
+            self._config = model_config.from_gguf(metadata, self.shapes(), self.path)
         return self._config
 
     def shapes(self) -> dict[str, tuple[int, ...]]:

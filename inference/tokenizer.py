@@ -1,0 +1,238 @@
+"""Text to token ids and back, from a folder's tokenizer.json or from GGUF metadata; and chat templates.
+
+Everything the engine needs of a tokenizer is its tokenizer.json: the same bytes go to the grammar compiler and, over
+HTTP, to whoever cuts documents into chunks of so many tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import gguf
+import jinja2
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+# How byte-level BPE tokenizers split text before merging, by the name that GGUF gives the rule. The patterns are those
+# of the models' own tokenizer.json files.
+_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_QWEN2_SPLIT = _SPLIT % r"\p{N}"
+_LLAMA3_SPLIT = _SPLIT % r"\p{N}{1,3}"
+# GGUF's token types.
+_CONTROL, _USER_DEFINED = 3, 4
+# Tokens that end a turn in the chat formats of the families the engine runs, whatever the metadata names as its one
+# end of sequence.
+_TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>")
+
+
+class TokenizerError(ValueError):
+    """The tokenizer cannot be read or is of an unknown kind. The message names the file and what was found."""
+
+
+class TemplateError(ValueError):
+    """The chat template is missing, or refused these messages. The message carries the template's words."""
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """`json` is the tokenizer.json that `backend` was read from; `vocab_size` counts added tokens too."""
+
+    backend: Backend
+    json: str
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    chat_template: str | None
+    bos_token: str = ""
+    eos_token: str = ""
+    add_bos: bool = False
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Token ids of `text`. Special tokens written in it are read as such only with `special`; with it, a sequence
+        start is put in front where the model wants one."""
+        backend = self.backend if special else self._literal
+        ids = backend.encode(text, add_special_tokens=False).ids
+        if special and self.add_bos and self.bos_token:
+            start = self.backend.token_to_id(self.bos_token)
+            if start is not None and ids[:1] != [start]:
+                ids = [start, *ids]
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        return self.backend.decode(list(ids), skip_special_tokens=skip_special)
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
+        """The prompt text for `messages` (role, content). Raises TemplateError."""
+        if self.chat_template is None:
+            raise TemplateError("this model has no chat template; use /v1/completions with a prompt of your own")
+        try:
+            return self._template.render(
+                messages=[dict(message) for message in messages],
+                add_generation_prompt=add_generation_prompt,
+                bos_token=self.bos_token,
+                eos_token=self.eos_token,
+                tools=None,
+            )
+        except jinja2.TemplateError as error:
+            raise TemplateError(f"the chat template refused the messages: {error}") from error
+
+    @cached_property
+    def _template(self) -> jinja2.Template:
+        # Templates come with the weights, from strangers: no attribute that reaches code, no writing to what they get.
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        environment.globals["raise_exception"] = _refuse
+        environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
+        try:
+            return environment.from_string(self.chat_template or "")
+        except jinja2.TemplateError as error:
+            raise TemplateError(f"the chat template cannot be read: {error}") from error
+
+    @cached_property
+    def _literal(self) -> Backend:
+        """The tokenizer without its added tokens: `<|im_end|>` in a page is eleven characters, not the end of a turn."""
+        plain = json.loads(self.json)
+        plain["added_tokens"] = [token for token in plain["added_tokens"] if not token["special"]]
+        plain["post_processor"] = None
+        return Backend.from_str(json.dumps(plain))
+
+
+def _refuse(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """Read the tokenizer of a checkpoint: a folder with tokenizer.json or with one .gguf file, or a .gguf file.
+
+    A tokenizer.json saved beside a .gguf file is taken instead of the metadata, which takes half a minute to read.
+    Raises TokenizerError.
+    """
+    if path.is_dir():
+        found = list(path.glob("*.gguf"))
+        if (path / "tokenizer.json").exists() or not found:
+            return _from_folder(path)
+        if len(found) != 1:
+            raise TokenizerError(f"{path}: {len(found)} .gguf files in this folder; name one of them")
+        path = found[0]
+    if not path.exists():
+        raise TokenizerError(f"{path}: no such file")
+    if len(list(path.parent.glob("*.gguf"))) == 1 and (path.parent / "tokenizer.json").exists():
+        return _from_folder(path.parent)
+    return _from_gguf(path)
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """Write tokenizer.json and tokenizer_config.json, as `load_tokenizer` and transformers read them."""
+    (folder / "tokenizer.json").write_text(tokenizer.json, encoding="utf-8")
+    settings = {
+        "bos_token": tokenizer.bos_token or None,
+        "eos_token": tokenizer.eos_token or None,
+        "add_bos_token": tokenizer.add_bos,
+        "chat_template": tokenizer.chat_template,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, ensure_ascii=False, indent=1), encoding="utf-8")
+
+
+def _from_folder(folder: Path) -> Tokenizer:
+    file = folder / "tokenizer.json"
+    if not file.exists():
+        raise TokenizerError(f"{folder}: no tokenizer.json; save the model with its fast tokenizer")
+    text = file.read_text(encoding="utf-8")
+    backend = Backend.from_str(text)
+    settings = _json(folder / "tokenizer_config.json")
+    generation, config = _json(folder / "generation_config.json"), _json(folder / "config.json")
+    eos = _word(settings.get("eos_token"))
+    named = [generation.get("eos_token_id"), config.get("eos_token_id"), backend.token_to_id(eos) if eos else None]
+    template = folder / "chat_template.jinja"
+    return Tokenizer(
+        backend=backend,
+        json=text,
+        vocab_size=backend.get_vocab_size(with_added_tokens=True),
+        eos_token_ids=_end_tokens(backend, named),
+        chat_template=template.read_text(encoding="utf-8") if template.exists() else settings.get("chat_template"),
+        bos_token=_word(settings.get("bos_token")),
+        eos_token=eos,
+        add_bos=bool(settings.get("add_bos_token", False)),
+    )
+
+
+def _json(file: Path) -> dict[str, Any]:
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+
+
+def _word(token: Any) -> str:
+    return str(token["content"]) if isinstance(token, dict) else str(token or "")
+
+
+def _end_tokens(backend: Backend, named: Sequence[Any]) -> tuple[int, ...]:
+    ids: list[int] = []
+    for value in (*named, *map(backend.token_to_id, _TURN_ENDS)):
+        for token in value if isinstance(value, list) else [value]:
+            if token is not None and int(token) not in ids:
+                ids.append(int(token))
+    return tuple(ids)
+
+
+def _from_gguf(path: Path) -> Tokenizer:
+    fields = gguf.GGUFReader(path).fields
+
+    def get(key: str, default: Any = None) -> Any:
+        field = fields.get(f"tokenizer.{key}")
+        return default if field is None else field.contents()
+
+    if (kind := get("ggml.model")) != "gpt2":
+        raise TokenizerError(f"{path}: tokenizer {kind!r} is not known from GGUF; known is gpt2 (byte-level BPE)")
+    tokens: list[str] = get("ggml.tokens")
+    merges = [tuple(merge.split(" ", 1)) for merge in get("ggml.merges")]
+    rule = get("ggml.pre", "gpt2")
+    backend = Backend(
+        models.BPE(
+            vocab={token: i for i, token in enumerate(tokens)},
+            merges=merges,
+            ignore_merges=rule == "llama-bpe",
+            fuse_unk=False,
+        )
+    )
+    if rule == "qwen2":
+        backend.normalizer = normalizers.NFC()
+    backend.pre_tokenizer = _pre_tokenizer(rule, path)
+    backend.decoder = decoders.ByteLevel()
+    special, ordinary = [], []
+    for token, token_type in zip(tokens, get("ggml.token_type"), strict=True):
+        if token_type in (_CONTROL, _USER_DEFINED):
+            is_special = token_type == _CONTROL
+            (special if is_special else ordinary).append(AddedToken(token, normalized=False, special=is_special))
+    backend.add_special_tokens(special)
+    backend.add_tokens(ordinary)
+
+    def name(key: str) -> str:
+        index = get(key)
+        return "" if index is None else tokens[int(index)]
+
+    return Tokenizer(
+        backend=backend,
+        json=backend.to_str(),
+        vocab_size=len(tokens),
+        eos_token_ids=_end_tokens(backend, [get("ggml.eos_token_id"), get("ggml.eot_token_id")]),
+        chat_template=get("chat_template"),
+        bos_token=name("ggml.bos_token_id"),
+        eos_token=name("ggml.eos_token_id"),
+        add_bos=bool(get("ggml.add_bos_token", False)),
+    )
+
+
+def _pre_tokenizer(rule: str, path: Path) -> pre_tokenizers.PreTokenizer:
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    if rule in ("qwen2", "llama-bpe"):
+        pattern = Regex(_QWEN2_SPLIT if rule == "qwen2" else _LLAMA3_SPLIT)
+        return pre_tokenizers.Sequence([pre_tokenizers.Split(pattern, behavior="isolated"), byte_level])
+    gpt2 = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    if rule == "smollm":
+        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), gpt2])
+    if rule in ("gpt2", "gpt-2"):
+        return gpt2
+    raise TokenizerError(f"{path}: pre-tokenizer {rule!r} is not known; known are qwen2, llama-bpe, smollm and gpt2")
