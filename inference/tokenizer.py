@@ -7,6 +7,7 @@ HTTP, to whoever cuts documents into chunks of so many tokens.
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -81,6 +82,26 @@ class Tokenizer:
         except jinja2.TemplateError as error:
             raise TemplateError(f"the chat template refused the messages: {error}") from error
 
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Token ids of the rendered chat. A special token spelled out in a message is read as plain characters, so that
+        a page cannot end its own turn. Raises TemplateError."""
+        contents = [str(message.get("content") or "") for message in messages]
+        if not any(token in content for content in contents for token in self._special):
+            return self.encode(self.render_chat(messages))
+        # Render with a mark in place of each content, then put the contents in as plain text.
+        mark = f"\ue000{secrets.token_hex(8)}\ue001"
+        rendered = self.render_chat([{**message, "content": f"{mark}{i}{mark}"} for i, message in enumerate(messages)])
+        pieces = rendered.split(mark)
+        ids = self.encode(pieces[0])
+        for i in range(1, len(pieces) - 1, 2):
+            ids += self.encode(contents[int(pieces[i])], special=False)
+            ids += self.backend.encode(pieces[i + 1], add_special_tokens=False).ids
+        return ids
+
+    @cached_property
+    def _special(self) -> tuple[str, ...]:
+        return tuple(token.content for token in self.backend.get_added_tokens_decoder().values() if token.special)
+
     @cached_property
     def _template(self) -> jinja2.Template:
         # Templates come with the weights, from strangers: no attribute that reaches code, no writing to what they get.
@@ -94,7 +115,7 @@ class Tokenizer:
 
     @cached_property
     def _literal(self) -> Backend:
-        """The tokenizer without its added tokens: `<|im_end|>` in a page is eleven characters, not the end of a turn."""
+        """The tokenizer without special tokens: `<|im_end|>` in a page is ten characters, not the end of a turn."""
         plain = json.loads(self.json)
         plain["added_tokens"] = [token for token in plain["added_tokens"] if not token["special"]]
         plain["post_processor"] = None
@@ -201,7 +222,8 @@ def _from_gguf(path: Path) -> Tokenizer:
         backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = _pre_tokenizer(rule, path)
     backend.decoder = decoders.ByteLevel()
-    special, ordinary = [], []
+    special: list[AddedToken] = []
+    ordinary: list[AddedToken] = []
     for token, token_type in zip(tokens, get("ggml.token_type"), strict=True):
         if token_type in (_CONTROL, _USER_DEFINED):
             is_special = token_type == _CONTROL
