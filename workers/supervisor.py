@@ -1,0 +1,435 @@
+"""Starts the services of `quarry up`, restarts what dies, and ends them in order: `python -m workers.supervisor`.
+
+    waiting ──needs answer──▶ starting ──answers──▶ ready        a one-shot ends as done instead
+       ▲                         │                    │
+       └──── pause over ──── resting ◀──── died ──────┘          each death in a row doubles the pause
+
+One supervisor per QUARRY_HOME: it holds `run/supervisor.lock`, which the kernel drops with the process. What it
+started goes on without it; the next one adopts what it recognises from `run/state.json` and ends everything else that
+carries the home's mark, so that there are never two of anything.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import psutil
+import structlog
+
+from pipeline.settings import Settings, get_settings
+from workers.logs import set_up_logging
+from workers.processes import MARK, Identity, end, family, marked, rotate, spawn
+from workers.services import Service, plan, write_json
+from workers.state import URLS, State, UnitState, lock_file, log_file, read_endpoints, read_state, state_file
+
+log = structlog.get_logger(__name__)
+
+TICK_SECONDS = 0.2
+PROBE_SECONDS = 1.0  # between two questions to a service that runs
+FIRST_PAUSE_SECONDS = 0.5
+LONGEST_PAUSE_SECONDS = 30.0
+RAN_WELL_SECONDS = 60.0  # a death after that counts as the first again
+SILENT_SECONDS = 60.0
+STOP_SECONDS = 180.0  # for a supervisor to end all it runs; then it is killed and the rest ended without it
+ALREADY_RUNNING = 3  # exit status
+
+
+class AlreadyRunning(RuntimeError):
+    """Another supervisor holds the lock of this QUARRY_HOME."""
+
+
+class Phase(StrEnum):
+    WAITING = "waiting"
+    STARTING = "starting"
+    READY = "ready"
+    RESTING = "resting"
+    DONE = "done"
+    STOPPED = "stopped"
+
+
+@dataclass
+class Unit:
+    """A service and its process, if it has one."""
+
+    service: Service
+    phase: Phase = Phase.WAITING
+    identity: Identity | None = None
+    child: subprocess.Popen[bytes] | None = None  # None: adopted
+    digest: str = ""
+    since: float = field(default_factory=time.monotonic)  # of the phase
+    next_probe: float = 0.0
+    next_start: float = 0.0
+    heard: float = 0.0  # last time a watched service answered
+    deaths: int = 0  # in a row
+    restarts: int = 0
+    detail: str = ""
+
+    def move(self, phase: Phase, detail: str = "") -> None:
+        self.phase, self.detail, self.since = phase, detail, time.monotonic()
+        self.next_probe = 0.0
+
+    def exit_status(self) -> int | None:
+        """None while it runs. The status of an adopted process is not to be had: -1 stands for it."""
+        if self.child is not None:
+            return self.child.poll()
+        return None if self.identity is not None and self.identity.process() else -1
+
+    def state(self) -> UnitState:
+        pid, started = (self.identity.pid, self.identity.started) if self.identity else (None, None)
+        return UnitState(self.service.name, self.phase.value, pid, started, self.restarts, self.detail, self.digest)
+
+
+class Supervisor:
+    """`run` until `stop` is set. The caller holds the lock (`holding_lock`)."""
+
+    def __init__(self, settings: Settings, services: Sequence[Service] | None = None) -> None:
+        self.settings = settings
+        self.units = [Unit(service) for service in (plan(settings) if services is None else services)]
+        self.stop = threading.Event()
+        self.hurry = False  # a second signal: do not wait for documents in hand
+        self._urls: dict[str, str] = {}  # of those services that have answered, under their keys in endpoints.json
+        self._written: State | None = None
+
+    def run(self) -> None:
+        self.adopt()
+        try:
+            while not self.stop.is_set():
+                self.tick()
+                self.stop.wait(TICK_SECONDS)
+        finally:
+            self.stop_all()
+
+    def adopt(self, *, changed_too: bool = False) -> None:
+        """Take over what an earlier supervisor left in good order; end the rest.
+
+        A process whose command or settings would be others today is ended as well, unless `changed_too`.
+        """
+        known = {unit.name: unit for unit in (read_state(self.settings) or State()).units}
+        self._urls = read_endpoints(self.settings)
+        kept: set[int] = set()
+        for unit in self.units:
+            if process := self._recognise(unit, known.get(unit.service.name), changed_too):
+                unit.identity = Identity(process.pid, process.create_time())
+                unit.digest = known[unit.service.name].digest
+                unit.move(Phase.STARTING, "adopted")
+                kept |= {member.pid for member in family(process)}
+                log.info("adopted", service=unit.service.name, pid=process.pid)
+        self._end_others(kept)
+        self._write()
+
+    def _recognise(self, unit: Unit, known: UnitState | None, changed_too: bool) -> psutil.Process | None:
+        if known is None or known.pid is None or known.started is None or unit.service.one_shot:
+            return None
+        with suppress(OSError):  # no port chosen yet: nothing of it can be running
+            if changed_too or unit.service.digest(self.settings) == known.digest:
+                return Identity(known.pid, known.started).process()
+        return None
+
+    def _end_others(self, kept: set[int]) -> None:
+        """In the order of stopping, whatever runs for this home and is not to be kept."""
+        for unit in reversed(self.units):
+            name, service = unit.service.name, unit.service
+            strays = [process for process in marked(self.settings.home, [name]) if process.pid not in kept]
+            if service.find and (own := service.find()) and own.pid not in kept:
+                strays.append(own)
+            if strays:
+                log.warning("ending what an earlier supervisor left", service=name, pids=[p.pid for p in strays])
+                end(strays, number=service.stop_signal, seconds=service.stop_seconds)
+        strays = [process for process in marked(self.settings.home) if process.pid not in kept]
+        end(strays, number=signal.SIGTERM, seconds=10.0)
+
+    def tick(self) -> None:
+        """Look at each service once, move those that can move, write down what changed."""
+        for unit in self.units:
+            match unit.phase:
+                case Phase.WAITING:
+                    self._start_if_possible(unit)
+                case Phase.RESTING if time.monotonic() >= unit.next_start:
+                    unit.move(Phase.WAITING, unit.detail)
+                    self._start_if_possible(unit)
+                case Phase.STARTING:
+                    self._look_at_starting(unit)
+                case Phase.READY:
+                    self._look_at_ready(unit)
+            rotate(log_file(self.settings, unit.service.name))
+        self._write()
+
+    def _start_if_possible(self, unit: Unit) -> None:
+        answering = {other.service.name for other in self.units if other.phase in (Phase.READY, Phase.DONE)}
+        if not answering.issuperset(unit.service.needs):
+            return
+        name = unit.service.name
+        try:
+            unit.service.prepare()
+            unit.digest = unit.service.digest(self.settings)
+            unit.child = spawn(
+                unit.service.command(),
+                home=self.settings.home,
+                name=name,
+                env=unit.service.env,
+                log=log_file(self.settings, name),
+            )
+        except (OSError, RuntimeError) as error:
+            self._rest(unit, f"can't be started: {error}")
+            return
+        unit.identity = Identity.of(unit.child.pid)
+        unit.move(Phase.STARTING)
+        log.info("started", service=name, pid=unit.child.pid)
+        self._write()  # before anything else can go wrong: a next supervisor is to find it
+
+    def _look_at_starting(self, unit: Unit) -> None:
+        status = unit.exit_status()
+        if status is not None:
+            if unit.service.one_shot and status == 0:
+                unit.identity = unit.child = None
+                unit.move(Phase.DONE)
+                log.info("done", service=unit.service.name)
+            else:
+                self._died(unit, status)
+            return
+        if time.monotonic() - unit.since > unit.service.start_seconds:
+            self._kill(unit)
+            self._rest(unit, f"did not answer within {unit.service.start_seconds:.0f} s")
+        elif not unit.service.one_shot and self._due(unit) and unit.service.ready():
+            self._answers(unit)
+
+    def _answers(self, unit: Unit) -> None:
+        try:
+            unit.service.provision()
+        except Exception as error:
+            # Whatever a server or driver raises: the supervisor goes on and tries again.
+            self._kill(unit)
+            self._rest(unit, f"can't be set up: {error}")
+            return
+        unit.move(Phase.READY)
+        unit.heard = time.monotonic()
+        log.info("ready", service=unit.service.name)
+        self._write_endpoints(unit)
+
+    def _look_at_ready(self, unit: Unit) -> None:
+        status = unit.exit_status()
+        now = time.monotonic()
+        if status is not None:
+            self._died(unit, status)
+        elif unit.service.watch and self._due(unit):
+            if unit.service.ready():
+                unit.heard = now
+            elif now - unit.heard > SILENT_SECONDS:
+                self._kill(unit)
+                self._rest(unit, f"did not answer for {SILENT_SECONDS:.0f} s")
+
+    def _due(self, unit: Unit) -> bool:
+        """A probe costs the service something: not more than one in `PROBE_SECONDS`, sooner at the start."""
+        now = time.monotonic()
+        if now < unit.next_probe:
+            return False
+        unit.next_probe = now + (PROBE_SECONDS if now - unit.since > 5 else TICK_SECONDS)
+        return True
+
+    def _died(self, unit: Unit, status: int) -> None:
+        name = unit.service.name
+        if unit.phase is Phase.READY and time.monotonic() - unit.since > RAN_WELL_SECONDS:
+            unit.deaths = 0
+        how = f"ended with status {status}" if status >= 0 or unit.child else "ended"
+        if unit.child is not None and status < 0:
+            how = f"was ended by {signal.Signals(-status).name}"
+        end(marked(self.settings.home, [name]), number=signal.SIGTERM, seconds=5.0)  # children that lost their parent
+        self._rest(unit, how)
+
+    def _rest(self, unit: Unit, why: str) -> None:
+        """Pause before the next start."""
+        unit.deaths += 1
+        unit.restarts += 1
+        pause = min(FIRST_PAUSE_SECONDS * 2 ** (unit.deaths - 1), LONGEST_PAUSE_SECONDS)
+        unit.identity = unit.child = None
+        unit.move(Phase.RESTING, f"{why}; see logs/{unit.service.name}.log")
+        unit.next_start = time.monotonic() + pause
+        log.warning("not running", service=unit.service.name, why=why, next_start_in_seconds=pause)
+
+    def _kill(self, unit: Unit) -> None:
+        if unit.identity and (process := unit.identity.process()):
+            end(family(process), number=unit.service.stop_signal, seconds=unit.service.stop_seconds)
+        if unit.child is not None:
+            unit.child.wait()
+
+    def stop_all(self) -> None:
+        """Workers drain first, together; then what they lean on, one after the other: engine, Redis, PostgreSQL."""
+        needed = {name for unit in self.units for name in unit.service.needs}
+        leaves = [unit for unit in self.units if unit.service.name not in needed]
+        threads = [threading.Thread(target=self._stop_unit, args=[unit]) for unit in leaves]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for unit in reversed([unit for unit in self.units if unit not in leaves]):
+            self._stop_unit(unit)
+        self._end_others(set())
+        self.settings.endpoints_file.unlink(missing_ok=True)
+        state_file(self.settings).unlink(missing_ok=True)
+
+    def _stop_unit(self, unit: Unit) -> None:
+        """The main process is asked; its children are its own business, and killed only when they stay behind."""
+        process = unit.identity.process() if unit.identity else None
+        if process is None and unit.service.find:
+            process = unit.service.find()
+        if process is not None:
+            members = family(process)
+            with suppress(psutil.Error):
+                process.send_signal(unit.service.stop_signal)
+            deadline = time.monotonic() + unit.service.stop_seconds
+            while process.is_running() and time.monotonic() < deadline and not self.hurry:
+                if unit.child is not None and unit.child.poll() is not None:
+                    break
+                if process.status() == psutil.STATUS_ZOMBIE:
+                    break
+                time.sleep(0.05)
+            end([member for member in members if member.is_running()], number=signal.SIGKILL, seconds=0.1)
+            if unit.child is not None:
+                unit.child.wait()
+        unit.identity = unit.child = None
+        unit.move(Phase.STOPPED)
+        log.info("stopped", service=unit.service.name)
+
+    def _write_endpoints(self, unit: Unit) -> None:
+        """What clients of this home read: the addresses of what answers, those set from outside among them.
+
+        When `unit` came back under another address, who knows only the old one is started anew.
+        """
+        moved = False
+        if unit.service.endpoint:
+            key, url = unit.service.endpoint
+            moved = self._urls.get(key, url()) != url()
+            self._urls[key] = url()
+        explicit = {key: str(url) for key in URLS if (url := getattr(self.settings, key))}
+        write_json(self.settings.endpoints_file, explicit | self._urls | {"model": self.settings.model})
+        for other in self.units:
+            if moved and unit.service.name in other.service.needs and other.identity is not None:
+                self._kill(other)
+                self._rest(other, f"{unit.service.name} has another address now")
+
+    def _write(self) -> None:
+        own = Identity.of(os.getpid())
+        assert own is not None
+        state = State(own.pid, own.started, tuple(unit.state() for unit in self.units))
+        if state != self._written:
+            write_json(state_file(self.settings), state.as_json())
+            self._written = state
+
+
+@contextmanager
+def holding_lock(settings: Settings) -> Iterator[None]:
+    """Be the one supervisor of this home, or raise AlreadyRunning."""
+    path = lock_file(settings)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise AlreadyRunning(f"a supervisor for {settings.home} is running already") from None
+        yield
+
+
+def launch(settings: Settings) -> subprocess.Popen[bytes]:
+    """A supervisor of its own session, detached from the caller. Watch `workers.state.read_state` for what it does."""
+    path = log_file(settings, "supervisor")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rotate(path)
+    env = {name: value for name, value in os.environ.items() if name != MARK}
+    env |= {"QUARRY_HOME": str(settings.home), "QUARRY_MODEL": settings.model}
+    with path.open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "workers.supervisor"],
+            cwd=settings.home,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+
+
+def running(settings: Settings) -> bool:
+    """A supervisor holds the lock of this home."""
+    try:
+        with holding_lock(settings):
+            return False
+    except AlreadyRunning:
+        return True
+
+
+def bring_down(settings: Settings, *, hurry: Callable[[], bool] = lambda: False) -> bool:
+    """Stop everything that runs for this home, with a living supervisor or without. False when nothing ran.
+
+    `hurry` is asked now and then; once true, documents in hand are not waited for.
+    """
+    stopped = False
+    while True:
+        try:
+            with holding_lock(settings):
+                return _stop_orphans(settings, hurry()) or stopped
+        except AlreadyRunning:
+            _ask_supervisor_to_stop(settings, hurry)
+            stopped = True
+
+
+def _stop_orphans(settings: Settings, hurry: bool) -> bool:
+    # Whatever URLs are set now: the servers may have been started without them.
+    everything = settings.model_copy(update=dict.fromkeys(URLS))
+    supervisor = Supervisor(settings, plan(everything))
+    supervisor.hurry = hurry
+    supervisor.adopt(changed_too=True)
+    found = any(unit.identity for unit in supervisor.units)
+    supervisor.stop_all()
+    return found
+
+
+def _ask_supervisor_to_stop(settings: Settings, hurry: Callable[[], bool]) -> None:
+    """Returns when it has ended, which it is made to after `STOP_SECONDS`."""
+    deadline = time.monotonic() + STOP_SECONDS
+    asked = hurried = False
+    while running(settings):
+        state = read_state(settings)  # missing while it has just begun
+        process = Identity(state.pid, state.started).process() if state else None
+        if process is not None:
+            with suppress(psutil.Error):
+                if not asked or (hurry() and not hurried):
+                    process.send_signal(signal.SIGTERM)
+                    asked, hurried = True, asked and hurry()
+                if time.monotonic() > deadline:
+                    process.kill()
+        time.sleep(0.1)
+
+
+def main() -> int:
+    """Until SIGTERM or SIGINT; a second one does not wait for documents in hand."""
+    settings = get_settings()
+    set_up_logging(settings)
+    try:
+        with holding_lock(settings):
+            supervisor = Supervisor(settings)
+
+            def on_signal(*_: object) -> None:
+                supervisor.hurry = supervisor.stop.is_set()
+                supervisor.stop.set()
+
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, on_signal)
+            supervisor.run()
+    except AlreadyRunning as error:
+        log.error(str(error))
+        return ALREADY_RUNNING
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
