@@ -82,17 +82,21 @@ class Settings(BaseSettings):
         """Written by the supervisor once each embedded part answers; JSON with the keys of `Endpoints`."""
         return self.run_dir / "endpoints.json"
 
+    def recorded(self) -> dict[str, str]:
+        """What the running `quarry up` wrote: the keys of `Endpoints` that answered, and `model`. Empty without one."""
+        try:
+            found = json.loads(self.endpoints_file.read_text())
+            return {str(key): str(value) for key, value in found.items()}
+        except (OSError, ValueError, AttributeError):
+            return {}
+
     def endpoint(self, name: str) -> str:
         """The URL called `name` in `Endpoints`: set explicitly, else from the running `quarry up`."""
         explicit = getattr(self, name)
         if explicit:
             return str(explicit)
-        try:
-            recorded = json.loads(self.endpoints_file.read_text())
-        except (OSError, ValueError):
-            recorded = {}
-        if url := recorded.get(name):
-            return str(url)
+        if url := self.recorded().get(name):
+            return url
         raise NotConfigured(f"no {name.replace('_', ' ')}: run `quarry up`, or set QUARRY_{name.upper()}")
 
     def endpoints(self) -> Endpoints:
@@ -101,4 +105,10 @@ class Settings(BaseSettings):
 
 @lru_cache(maxsize=1)
 def get_settings() -> Settings:
-    return Settings()
+    """From the environment, once per process. The model is what `quarry up` serves, unless QUARRY_MODEL names one:
+    it may have had to fall back on another than the default."""
+    settings = Settings()
+    served = settings.recorded().get("model")
+    if served and "model" not in settings.model_fields_set:
+        return settings.model_copy(update={"model": served})
+    return settings

@@ -40,18 +40,6 @@ class State:
         return bool(self.units) and all(unit.phase in ("ready", "done") for unit in self.units)
 
 
-URLS = ("database_url", "broker_url", "engine_url")
-
-
-def read_endpoints(settings: Settings) -> dict[str, str]:
-    """The addresses of the last `quarry up` under the keys of `Endpoints`; those that answered only."""
-    try:
-        found = json.loads(settings.endpoints_file.read_text())
-        return {key: str(found[key]) for key in URLS if found.get(key)}
-    except (OSError, ValueError, AttributeError):
-        return {}
-
-
 def state_file(settings: Settings) -> Path:
     return settings.run_dir / "state.json"
 

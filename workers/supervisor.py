@@ -30,7 +30,7 @@ from pipeline.settings import Settings, get_settings
 from workers.logs import set_up_logging
 from workers.processes import MARK, Identity, end, family, marked, rotate, spawn
 from workers.services import Service, plan, write_json
-from workers.state import URLS, State, UnitState, lock_file, log_file, read_endpoints, read_state, state_file
+from workers.state import State, UnitState, lock_file, log_file, read_state, state_file
 
 log = structlog.get_logger(__name__)
 
@@ -40,6 +40,7 @@ FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 30.0
 RAN_WELL_SECONDS = 60.0  # a death after that counts as the first again
 SILENT_SECONDS = 60.0
+URLS = ("database_url", "broker_url", "engine_url")
 STOP_SECONDS = 180.0  # for a supervisor to end all it runs; then it is killed and the rest ended without it
 ALREADY_RUNNING = 3  # exit status
 
@@ -115,7 +116,7 @@ class Supervisor:
         A process whose command or settings would be others today is ended as well, unless `changed_too`.
         """
         known = {unit.name: unit for unit in (read_state(self.settings) or State()).units}
-        self._urls = read_endpoints(self.settings)
+        self._urls = {key: url for key, url in self.settings.recorded().items() if key in URLS}
         kept: set[int] = set()
         for unit in self.units:
             if process := self._recognise(unit, known.get(unit.service.name), changed_too):
