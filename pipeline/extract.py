@@ -205,7 +205,12 @@ class _Reading:
                 continue
             self.notes.extend(notes)
             prefix = f"/{number}" if self.schema.many else ""
-            found.append(self._grounded(data, grounders, run, prefix, sure))
+            candidate = self._grounded(data, grounders, run, prefix, sure)
+            missing = [name for name in self.schema.required if name not in candidate.data]
+            if missing:
+                self.notes.append(f"entity {number} left out: {', '.join(missing)} has no source in the text")
+                continue
+            found.append(candidate)
         return found
 
     def _grounded(

@@ -68,7 +68,7 @@ def check_entity(value: Any, schema: ExtractionSchema) -> tuple[dict[str, Any], 
         raise BadAnswer("schema", f"an entity must be an object; this is a {type(value).__name__}")
     entity = {name: item for name, item in value.items() if name in schema.fields}
     notes = [f"/{name}: not in the schema, left out" for name in value if name not in schema.fields]
-    required = set(schema.entity_schema.get("required", ()))
+    required = set(schema.required)
     for name in list(entity):
         field = schema.entity_schema["properties"][name]
         entity[name] = _fit(entity[name], field, schema)

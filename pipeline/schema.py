@@ -128,6 +128,11 @@ class ExtractionSchema:
         schema._check_examples()
         return schema
 
+    @property
+    def required(self) -> tuple[str, ...]:
+        """The fields that an entity can't be without."""
+        return tuple(name for name in self.entity_schema.get("required", ()) if name in self.fields)
+
     def field_schema(self, name: str) -> Mapping[str, Any]:
         """The sub-schema of a field, with a reference at its top resolved."""
         return _resolve(self.entity_schema["properties"][name], self.json_schema)

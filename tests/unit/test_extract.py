@@ -33,7 +33,7 @@ PLACES = ExtractionSchema.parse(
             "type": "object",
             "x-key": ["name"],
             "required": ["name"],
-            "properties": {"name": {"type": "string"}, "country": {"type": ["string", "null"]}},
+            "properties": {"name": {"type": "string", "x-grounded": "required"}, "country": {"type": ["string", "null"]}},
         },
     },
 )
@@ -185,11 +185,12 @@ def test_an_unusable_answer_is_the_documents_error(text):
 
 
 def test_bad_entities_of_an_array_are_left_out_and_the_rest_stays():
-    answer = [{"name": None, "country": "x"}, {"name": "Flat", "country": "nowhere"}, "Rome"]
+    answer = [{"name": None, "country": "x"}, {"name": "Flat", "country": "nowhere"}, "Rome", {"name": "Atlantis"}]
     found, _ = run(TEXT, PLACES, lambda text: answer)
     assert [entity.data for entity in found.entities] == [{"name": "Flat", "country": "nowhere"}]
     assert found.entities[0].grounded == 0.5
-    assert len(found.notes) == 2
+    assert len(found.notes) == 4
+    assert found.notes[-1] == "entity 3 left out: name has no source in the text"
 
 
 def test_the_answer_has_no_more_room_than_the_text_gives_it():
