@@ -1,0 +1,103 @@
+"""`python -m inference.server`: one engine behind HTTP, until SIGTERM."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+
+import uvicorn
+
+from inference import catalogue
+from inference.config import EngineConfig
+from inference.embedder import Embedder
+from inference.executor import Executor
+from inference.models.config import UnsupportedModel
+from inference.models.sources import CheckpointError
+from inference.server.app import Front, FrontConfig
+from inference.tokenizer import TokenizerError, load_tokenizer
+
+log = logging.getLogger("inference.server")
+DRAIN_SECONDS = 30
+
+
+def parser() -> argparse.ArgumentParser:
+    defaults = EngineConfig(Path("."))
+    flags = argparse.ArgumentParser(prog="python -m inference.server", description=__doc__)
+    flags.add_argument("--model", required=True, help="a name from the catalogue, a .gguf file, or a folder")
+    flags.add_argument("--embedder", help="a name from the catalogue or a folder; none: no /v1/embeddings")
+    flags.add_argument("--home", type=Path, default=Path("~/.quarry"), help="where models are kept (in models/)")
+    flags.add_argument("--served-name", default="", help="the model's name for clients; default: the name given")
+    flags.add_argument("--alias", action="append", default=[], help="a further name the model answers to")
+    flags.add_argument("--host", default="127.0.0.1")
+    flags.add_argument("--port", type=int, default=8000)
+    flags.add_argument("--device", default=defaults.device)
+    flags.add_argument("--dtype", default=defaults.dtype)
+    flags.add_argument("--max-model-len", type=int)
+    flags.add_argument("--max-num-seqs", type=int, default=defaults.max_num_seqs)
+    flags.add_argument("--max-num-batched-tokens", type=int, default=defaults.max_num_batched_tokens)
+    flags.add_argument("--max-waiting", type=int, default=defaults.max_waiting)
+    flags.add_argument("--page-size", type=int, default=defaults.page_size)
+    flags.add_argument("--kv-cache-mib", type=int, default=defaults.kv_cache_bytes >> 20)
+    flags.add_argument("--threads", type=int, help="CPU threads; default: torch's choice")
+    flags.add_argument("--no-prefix-cache", action="store_true")
+    flags.add_argument("--api-key-file", type=Path, help="a file with the key that clients must send")
+    flags.add_argument("--request-timeout", type=float, help="seconds a request may take, queue included")
+    flags.add_argument("--log-level", default="INFO")
+    return flags
+
+
+def main(arguments: list[str] | None = None) -> int:
+    args = parser().parse_args(arguments)
+    logging.basicConfig(
+        level=args.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
+    try:
+        front, executor = build(args)
+    except (CheckpointError, UnsupportedModel, TokenizerError, catalogue.CatalogueError, ValueError, OSError) as error:
+        print(f"the engine can't start: {error}", file=sys.stderr)
+        return 2
+    info = executor.model_info
+    log.info("ready: %s, %s on %s, %d pages of %d tokens, at http://%s:%d", info.name, info.dtype, info.device,
+             info.pages, info.page_size, args.host, args.port)  # fmt: skip
+    # uvicorn turns SIGTERM into: no new connections, wait for those under way, then return.
+    uvicorn.run(
+        front.app(), host=args.host, port=args.port, log_level="warning", access_log=False,
+        timeout_graceful_shutdown=DRAIN_SECONDS,
+    )  # fmt: skip
+    executor.shutdown(drain=True, timeout=1.0)
+    return 0
+
+
+def build(args: argparse.Namespace) -> tuple[Front, Executor]:
+    """Load everything that the flags name. Raises what the parts raise."""
+    home = args.home.expanduser()
+    model_path = catalogue.locate(args.model, home)
+    tokenizer = load_tokenizer(model_path)
+    embedder = None
+    if args.embedder:
+        embedder = Embedder(catalogue.locate(args.embedder, home))
+        embedder.name = catalogue.display_name(args.embedder)
+    config = EngineConfig(
+        model_path=model_path,
+        served_name=args.served_name or catalogue.display_name(args.model),
+        device=args.device,
+        dtype=args.dtype,
+        max_model_len=args.max_model_len,
+        max_num_seqs=args.max_num_seqs,
+        max_num_batched_tokens=args.max_num_batched_tokens,
+        max_waiting=args.max_waiting,
+        page_size=args.page_size,
+        kv_cache_bytes=args.kv_cache_mib << 20,
+        num_threads=args.threads,
+        prefix_cache=not args.no_prefix_cache,
+    )
+    key = args.api_key_file.read_text().strip() if args.api_key_file else None
+    executor = Executor(config, tokenizer)
+    front_config = FrontConfig(api_key=key, aliases=tuple(args.alias), request_timeout_seconds=args.request_timeout)
+    return Front(executor, tokenizer, embedder, front_config), executor
+
+
+if __name__ == "__main__":
+    sys.exit(main())
