@@ -146,6 +146,8 @@ class Postgres:
             owner = self._account
             write_private(self.folder / "postgresql.conf", self._configuration(), owner=owner)
             write_private(self.folder / "pg_hba.conf", "local all all peer map=owner\n", owner=owner)
+            if not (own := self.folder / "local.conf").exists():
+                write_private(own, "# Your settings for this server; they win over postgresql.conf.\n", owner=owner)
             user = pwd.getpwuid(os.geteuid()).pw_name
             write_private(self.folder / "pg_ident.conf", f'owner "{user}" all\n', owner=owner)
             if self.process() is None:
@@ -179,9 +181,9 @@ class Postgres:
         import psycopg
 
         with psycopg.connect(self.url("postgres", SUPERUSER), autocommit=True) as connection:
-            if not connection.execute("SELECT FROM pg_roles WHERE rolname = %s", [OWNER]).fetchone():
+            if not connection.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [OWNER]).fetchone():
                 connection.execute(f"CREATE ROLE {OWNER} LOGIN CREATEDB CREATEROLE")
-            if not connection.execute("SELECT FROM pg_database WHERE datname = %s", [DATABASE]).fetchone():
+            if not connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [DATABASE]).fetchone():
                 connection.execute(f"CREATE DATABASE {DATABASE} OWNER {OWNER}")
         for database in ("template1", DATABASE):
             with psycopg.connect(self.url(database, SUPERUSER), autocommit=True) as connection:
@@ -277,8 +279,8 @@ class Postgres:
         if not self.durable:
             values |= {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off"}
         lines = [f"{name} = {value}" for name, value in values.items()]
-        head = "# Written at each start. Put your own settings into local.conf beside this file: they win.\n"
-        return head + "\n".join(lines) + "\ninclude_if_exists = 'local.conf'\n"
+        head = "# Written at each start: put your own settings into local.conf.\n"
+        return head + "\n".join(lines) + "\ninclude = 'local.conf'\n"
 
 
 class Redis:

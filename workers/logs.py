@@ -31,11 +31,15 @@ def _mask_event(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> 
     return event
 
 
-def set_up_logging(settings: Settings) -> None:
-    """Route structlog and the standard `logging` to standard error. Raises ValueError on an unknown level."""
+def set_up_logging(settings: Settings, *, at_least: int = logging.DEBUG) -> None:
+    """Route structlog and the standard `logging` to standard error, from `log_level` or `at_least` upwards.
+
+    Raises ValueError on an unknown level.
+    """
     level = logging.getLevelNamesMapping().get(settings.log_level.upper())
     if level is None:
         raise ValueError(f"QUARRY_LOG_LEVEL is {settings.log_level!r}; use DEBUG, INFO, WARNING or ERROR")
+    level = max(level, at_least)
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,

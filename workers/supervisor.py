@@ -297,9 +297,9 @@ class Supervisor:
             end([member for member in members if member.is_running()], number=signal.SIGKILL, seconds=0.1)
             if unit.child is not None:
                 unit.child.wait()
+            log.info("stopped", service=unit.service.name)
         unit.identity = unit.child = None
         unit.move(Phase.STOPPED)
-        log.info("stopped", service=unit.service.name)
 
     def _write_endpoints(self, unit: Unit) -> None:
         """What clients of this home read: the addresses of what answers, those set from outside among them.
@@ -411,10 +411,8 @@ def _ask_supervisor_to_stop(settings: Settings, hurry: Callable[[], bool]) -> No
         time.sleep(0.1)
 
 
-def main() -> int:
-    """Until SIGTERM or SIGINT; a second one does not wait for documents in hand."""
-    settings = get_settings()
-    set_up_logging(settings)
+def serve(settings: Settings) -> int:
+    """Supervise until SIGTERM or SIGINT; a second one does not wait for documents in hand. Returns the exit status."""
     try:
         with holding_lock(settings):
             supervisor = Supervisor(settings)
@@ -430,6 +428,12 @@ def main() -> int:
         log.error(str(error))
         return ALREADY_RUNNING
     return 0
+
+
+def main() -> int:
+    settings = get_settings()
+    set_up_logging(settings)
+    return serve(settings)
 
 
 if __name__ == "__main__":

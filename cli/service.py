@@ -1,0 +1,306 @@
+"""`quarry up`, `down`, `status`, `doctor`: the processes behind everything else."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from pipeline.settings import Settings, get_settings
+from workers import doctor as doctor_checks
+from workers.logs import mask, set_up_logging
+from workers.processes import Identity, tail
+from workers.state import State, UnitState, log_file, read_state
+
+HOPELESS_RESTARTS = 4  # a service that dies this often before it ever answers needs a person
+START_SECONDS = 900.0
+_STYLES = {"ready": "green", "done": "green", "resting": "red", "stopped": "dim"}
+
+
+class Format(StrEnum):
+    TABLE = "table"
+    JSONL = "jsonl"
+
+
+class ServiceError(RuntimeError):
+    """The service can't be brought up. The message holds the log's end and what to do."""
+
+
+FormatOption = Annotated[Format, typer.Option("--format", help="How rows are printed on standard output.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the four commands to `app`."""
+    app.command("up")(up)
+    app.command("down")(down)
+    app.command("status")(status)
+    app.command("doctor")(doctor)
+
+
+def error_console() -> Console:
+    """Progress and messages go to standard error; soft-wrapped, so that paths can be copied."""
+    return Console(stderr=True, soft_wrap=True)
+
+
+def up(
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Stay, with logs on standard error; Ctrl-C stops the service.")
+    ] = False,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for everything to answer.", min=1)] = START_SECONDS,
+) -> None:
+    """Start PostgreSQL, Redis, the engine, the workers and the sweeper, and watch over them.
+
+    What has a URL of its own (QUARRY_DATABASE_URL, QUARRY_BROKER_URL, QUARRY_ENGINE_URL) is used and not started.
+
+    Example: quarry up
+    """
+    console = error_console()
+    settings = get_settings()
+    try:
+        if foreground:
+            raise typer.Exit(_stay(settings, console))
+        bring_up(settings, console, timeout=timeout)
+    except ServiceError as error:
+        console.print(str(error), style="red", markup=False)
+        raise typer.Exit(1) from None
+
+
+def bring_up(settings: Settings, console: Console, *, timeout: float = START_SECONDS) -> Settings:
+    """Start what does not run yet, show how it comes up, return when everything answers. Raises ServiceError.
+
+    Gives the settings that hold from now on: the model may have had to fall back.
+    """
+    from workers import supervisor
+
+    settings.home.mkdir(parents=True, exist_ok=True)
+    child = None
+    if supervisor.running(settings):
+        state = read_state(settings)
+        if state is not None and state.complete:
+            console.print(f"Quarry is up already ({settings.home}).")
+            return _fresh_settings()
+    else:
+        settings = _with_models(settings, console)
+        child = supervisor.launch(settings)
+    _watch(settings, console, child, time.monotonic() + timeout)
+    console.print(f"Quarry is up ({settings.home}). `quarry status` shows it, `quarry down` stops it.")
+    return _fresh_settings()
+
+
+def _fresh_settings() -> Settings:
+    get_settings.cache_clear()
+    return get_settings()
+
+
+def _stay(settings: Settings, console: Console) -> int:
+    from workers import supervisor
+
+    settings.home.mkdir(parents=True, exist_ok=True)
+    settings = _with_models(settings, console)
+    set_up_logging(settings)
+    return supervisor.serve(settings)
+
+
+def _watch(settings: Settings, console: Console, child: subprocess.Popen[bytes] | None, deadline: float) -> None:
+    """Until everything answers. Raises ServiceError when that will not come about."""
+    shown: dict[str, str] = {}
+    with Live(console=console, transient=True, auto_refresh=True) as live:
+        while True:
+            state = _state_of_running(settings)
+            if state is not None:
+                live.update(_progress_table(state.units))
+                if not console.is_terminal:
+                    _print_changes(console, state.units, shown)
+                if state.complete:
+                    return
+                _give_up_if_hopeless(settings, state)
+            elif child is not None and (code := child.poll()) is not None:
+                from workers.supervisor import ALREADY_RUNNING
+
+                if code != ALREADY_RUNNING:
+                    raise ServiceError(f"the supervisor ended:\n{tail(log_file(settings, 'supervisor'))}")
+                child = None  # another `up` was quicker: wait for that one's services
+            if time.monotonic() > deadline:
+                late = [unit.name for unit in state.units if unit.phase not in ("ready", "done")] if state else ["all"]
+                raise ServiceError(f"still waiting for {', '.join(late)}: see {settings.home / 'logs'}")
+            time.sleep(0.1)
+
+
+def _state_of_running(settings: Settings) -> State | None:
+    """The state, if its writer lives: a dead supervisor's notes say nothing about now."""
+    state = read_state(settings)
+    return state if state is not None and Identity(state.pid, state.started).process() else None
+
+
+def _give_up_if_hopeless(settings: Settings, state: State) -> None:
+    for unit in state.units:
+        if unit.phase == "resting" and unit.restarts >= HOPELESS_RESTARTS:
+            raise ServiceError(
+                f"{unit.name} {unit.detail}\n\n{tail(log_file(settings, unit.name))}\n\n"
+                "It is tried again in the background. `quarry doctor` looks for causes, `quarry down` ends it."
+            )
+
+
+def _progress_table(units: Iterable[UnitState]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for unit in units:
+        moving = unit.phase in ("starting", "waiting")
+        sign: Any = (
+            Spinner("dots") if unit.phase == "starting" else Text("✓" if unit.phase in ("ready", "done") else "·")
+        )
+        style = "" if moving else _STYLES.get(unit.phase, "")
+        table.add_row(sign, unit.name, Text(unit.phase, style=style), Text(unit.detail, style="dim"))
+    return table
+
+
+def _print_changes(console: Console, units: Iterable[UnitState], shown: dict[str, str]) -> None:
+    for unit in units:
+        if shown.get(unit.name) != unit.phase and unit.phase not in ("waiting",):
+            shown[unit.name] = unit.phase
+            console.print(f"{unit.name}: {unit.phase}{' (' + unit.detail + ')' if unit.detail else ''}", markup=False)
+
+
+def _with_models(settings: Settings, console: Console) -> Settings:
+    return settings
+
+
+def down() -> None:
+    """Stop all that `quarry up` started; the data stays. A second Ctrl-C does not wait for documents in hand.
+
+    Example: quarry down
+    """
+    from workers import supervisor
+
+    console = error_console()
+    settings = get_settings()
+    set_up_logging(settings, at_least=logging.WARNING)
+    pressed: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _frame: pressed.append(number))
+    try:
+        with console.status("stopping: documents in hand first"):
+            stopped = supervisor.bring_down(settings, hurry=lambda: bool(pressed))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    console.print("Quarry is down." if stopped else f"Quarry was not up ({settings.home}).")
+
+
+def status(format: FormatOption = Format.TABLE) -> None:
+    """What runs, since when, and how often it had to be started anew. Exit status 1 when something does not answer.
+
+    Example: quarry status --format jsonl
+    """
+    settings = get_settings()
+    state = read_state(settings)
+    alive = _state_of_running(settings) is not None
+    rows = [_status_row(unit) for unit in state.units] if state else []
+    rows += _elsewhere(settings, {str(row["service"]) for row in rows})
+    console = error_console()
+    if state is not None and not alive:
+        console.print(
+            "The supervisor was killed; what it started goes on. `quarry up` takes it over, `quarry down` ends it.",
+            style="yellow",
+        )
+    elif state is None:
+        console.print(f"Quarry is not up ({settings.home}): run `quarry up`.", style="yellow")
+    if rows:
+        print_rows(rows, format)
+    answers = all(row["state"] in ("ready", "done", "answers") for row in rows)
+    raise typer.Exit(0 if alive and answers else 1)
+
+
+def _status_row(unit: UnitState) -> dict[str, Any]:
+    process = Identity(unit.pid, unit.started).process() if unit.pid and unit.started else None
+    state = unit.phase
+    if unit.pid and process is None:
+        state = "dead"
+    return {
+        "service": unit.name,
+        "state": state,
+        "pid": unit.pid if process else None,
+        "up": _duration(time.time() - unit.started) if process and unit.started else "",
+        "restarts": unit.restarts,
+        "detail": unit.detail,
+    }
+
+
+def _elsewhere(settings: Settings, known: set[str]) -> list[dict[str, Any]]:
+    """Rows for what has a URL of its own."""
+    rows = []
+    checks = {
+        "postgres": (settings.database_url, doctor_checks.check_database),
+        "redis": (settings.broker_url, doctor_checks.check_broker),
+        "engine": (settings.engine_url, doctor_checks.check_engine),
+    }
+    for name, (url, check) in checks.items():
+        if url and name not in known:
+            first = next(check(settings))
+            answers = "answers" if first.status is not doctor_checks.Status.FAIL else "silent"
+            row = {"service": name, "state": answers, "pid": None, "up": "", "restarts": 0}
+            rows.append(row | {"detail": mask(first.detail)})
+    return rows
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours} h"
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def doctor(format: FormatOption = Format.TABLE) -> None:
+    """Check versions, servers, models, disk and device, and say for each fault what to do. Exit status 1 on a fault.
+
+    Example: quarry doctor
+    """
+    settings = get_settings()
+    console = error_console()
+    found = []
+    with console.status("checking") as progress:
+        for check in doctor_checks.run_checks(settings):
+            found.append(check)
+            progress.update(f"checking ({check.name}: {check.status})")
+    rows = [{"check": c.name, "status": c.status.value, "found": c.detail, "what to do": c.fix} for c in found]
+    print_rows(rows, format)
+    shown = [
+        {"setting": name, "value": value, "from": "environment" if is_set else "default"}
+        for name, value, is_set in doctor_checks.shown_settings(settings)
+    ]
+    print_rows(shown, format)
+    raise typer.Exit(1 if any(check.status is doctor_checks.Status.FAIL for check in found) else 0)
+
+
+_CELL_STYLES = {"ok": "green", "warn": "yellow", "fail": "red", "ready": "green", "done": "green", "answers": "green"}
+_CELL_STYLES |= {"resting": "red", "dead": "red", "silent": "red"}
+
+
+def print_rows(rows: Sequence[dict[str, Any]], format: Format) -> None:
+    """Rows of equal keys on standard output."""
+    if format is Format.JSONL:
+        for row in rows:
+            sys.stdout.write(json.dumps(row, ensure_ascii=False) + "\n")
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in rows[0]:
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        cells = ["" if value is None else str(value) for value in row.values()]
+        table.add_row(*(Text(cell, style=_CELL_STYLES.get(cell, "")) for cell in cells))
+    # Into a file or a pipe nobody wants lines folded at 80 columns.
+    Console(width=None if sys.stdout.isatty() else 240).print(table)
