@@ -9,7 +9,7 @@ from pathlib import Path
 
 import uvicorn
 
-from inference import catalogue
+from inference.catalogue import CatalogueError, display_name, locate
 from inference.config import EngineConfig
 from inference.embedder import Embedder
 from inference.executor import Executor
@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     try:
         front, executor = build(args)
-    except (CheckpointError, UnsupportedModel, TokenizerError, catalogue.CatalogueError, ValueError, OSError) as error:
+    except (CheckpointError, UnsupportedModel, TokenizerError, CatalogueError, ValueError, OSError) as error:
         print(f"the engine can't start: {error}", file=sys.stderr)
         return 2
     info = executor.model_info
@@ -73,15 +73,15 @@ def main(arguments: list[str] | None = None) -> int:
 def build(args: argparse.Namespace) -> tuple[Front, Executor]:
     """Load everything that the flags name. Raises what the parts raise."""
     home = args.home.expanduser()
-    model_path = catalogue.locate(args.model, home)
+    model_path = locate(args.model, home)
     tokenizer = load_tokenizer(model_path)
     embedder = None
     if args.embedder:
-        embedder = Embedder(catalogue.locate(args.embedder, home))
-        embedder.name = catalogue.display_name(args.embedder)
+        embedder = Embedder(locate(args.embedder, home))
+        embedder.name = display_name(args.embedder)
     config = EngineConfig(
         model_path=model_path,
-        served_name=args.served_name or catalogue.display_name(args.model),
+        served_name=args.served_name or display_name(args.model),
         device=args.device,
         dtype=args.dtype,
         max_model_len=args.max_model_len,
