@@ -10,11 +10,13 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.live import Live
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
@@ -174,7 +176,45 @@ def _print_changes(console: Console, units: Iterable[UnitState], shown: dict[str
 
 
 def _with_models(settings: Settings, console: Console) -> Settings:
-    return settings
+    """The settings with a model that is here. Raises ServiceError."""
+    from inference.catalogue import CatalogueError
+
+    if settings.engine_url is not None:
+        return settings
+    try:
+        model = pull_model(settings.model, settings, console)
+        if settings.embeddings_url is None:
+            pull_model(settings.embedder, settings, console)
+    except CatalogueError as error:
+        raise ServiceError(str(error)) from None
+    return settings.model_copy(update={"model": model})
+
+
+def pull_model(name: str, settings: Settings, console: Console) -> str:
+    """Bring a model of the catalogue here unless it is, with a progress bar. Returns its name: the small model's when
+    the default can't be had. A path stays what it is. Raises `inference.catalogue.CatalogueError`."""
+    from inference.catalogue import find, is_present
+
+    if Path(name).expanduser().exists() or is_present(name, settings.home):
+        return name
+    model = find(name)
+    from inference.pull import pull, pull_default
+
+    console.print(f"Getting the model {name}, {model.size / 2**20:.0f} MiB ({model.licence}).", markup=False)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bars:
+        bar = bars.add_task(name, total=model.size)
+
+        def progress(done: int, total: int) -> None:
+            bars.update(bar, completed=done, total=total)
+
+        def notice(line: str) -> None:
+            bars.console.print(line, style="yellow", markup=False)
+
+        if name == Settings.model_fields["model"].default:
+            return pull_default(name, settings.home, progress=progress, notice=notice)[0]
+        pull(name, settings.home, progress=progress, notice=notice)
+    return name
 
 
 def down() -> None:

@@ -98,6 +98,10 @@ class GGUFSource:
         # GGUF lists dimensions fastest first.
         return {name: tuple(int(n) for n in reversed(tensor.shape)) for name, tensor in self._tensors.items()}
 
+    def stored(self) -> list[tuple[str, str, int]]:
+        """(name, storage type, bytes) of each tensor."""
+        return [(name, tensor.tensor_type.name, int(tensor.n_bytes)) for name, tensor in self._tensors.items()]
+
     def read(self, name: str) -> Tensor:
         tensor = self._tensors[name]
         try:

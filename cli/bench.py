@@ -1,0 +1,50 @@
+"""`quarry bench`: figures beside a ceiling or a rival, measured in the same run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.output import UsageError, err
+from pipeline.settings import get_settings
+
+app = typer.Typer(no_args_is_help=True, help="Benchmarks, each beside a rival or a ceiling from the same run.")
+
+
+@app.command()
+def engine(
+    model: Annotated[str | None, typer.Option(help="A name, a .gguf file or a folder; default: QUARRY_MODEL.")] = None,
+    requests: Annotated[int, typer.Option(min=1, help="How many requests of mixed length.")] = 32,
+    seed: Annotated[int, typer.Option(help="Of the workload.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """The engine beside `transformers.generate`: same weights, prompts and output lengths.
+
+    Example: quarry bench engine --model smollm2-135m-instruct
+    """
+    from bench.engine import run
+    from cli.service import pull_model
+    from inference.catalogue import locate
+
+    settings = get_settings()
+    name = pull_model(model or settings.model, settings, err())
+    run(locate(name, settings.home), requests=requests, seed=seed, as_json=as_json)
+
+
+@app.command()
+def pipeline(
+    folder: Annotated[list[str], typer.Argument(help="Pages: files, folders, globs.")],
+    schema: Annotated[str, typer.Option(help="The name of a registered schema.")],
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Documents per second, where the time goes, and what database and queue add. Needs `quarry up`.
+
+    Example: quarry bench pipeline examples/recipes --schema recipe
+    """
+    from bench.pipeline import run
+
+    if missing := [path for path in folder if not Path(path).exists() and not any(c in path for c in "*?[")]:
+        raise UsageError(f"{', '.join(missing)}: no such file or folder")
+    run(folder, schema=schema, settings=get_settings(), as_json=as_json)
