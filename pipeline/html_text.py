@@ -113,7 +113,11 @@ def is_hidden(element: etree._Element) -> bool:
 
 def is_boilerplate(element: etree._Element, tag: str) -> bool:
     """Marked up as not being the content: by tag, by role, or by a telling class or id."""
-    if tag in _BOILERPLATE_TAGS or (element.get("role") or "").lower() in _BOILERPLATE_ROLES:
+    if tag in _BOILERPLATE_TAGS:
+        return True
+    if not element.attrib:
+        return False
+    if (element.get("role") or "").lower() in _BOILERPLATE_ROLES:
         return True
     if tag in ("body", "html", "main", "article"):
         return False

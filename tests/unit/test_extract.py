@@ -33,7 +33,10 @@ PLACES = ExtractionSchema.parse(
             "type": "object",
             "x-key": ["name"],
             "required": ["name"],
-            "properties": {"name": {"type": "string", "x-grounded": "required"}, "country": {"type": ["string", "null"]}},
+            "properties": {
+                "name": {"type": "string", "x-grounded": "required"},
+                "country": {"type": ["string", "null"]},
+            },
         },
     },
 )

@@ -17,13 +17,28 @@ FIELDS = {
 }
 
 
-def test_prompts_of_a_schema_share_their_beginning():
-    prompt = Prompt.of(ExtractionSchema.parse("person", FIELDS, "Leave out pets."))
-    one, two = prompt.messages("First."), prompt.messages("Second.")
+def test_prompts_of_a_schema_share_all_but_the_document():
+    schema = ExtractionSchema.parse(
+        "person", FIELDS, "Leave out pets.", [{"text": "Ann is 5.", "output": {"name": "Ann", "age": 5}}]
+    )
+    one, two = Prompt.of(schema).messages("First."), Prompt.of(schema).messages("Second.")
     assert one[0] == two[0]
     assert "Leave out pets." in one[0]["content"]
-    assert "First." in one[1]["content"]
-    assert prompt.sha256("First.") != prompt.sha256("Second.")
-    assert prompt.sha256("First.") == Prompt.of(ExtractionSchema.parse("person", FIELDS, "Leave out pets.")).sha256(
-        "First."
+    assert one[0]["content"].endswith('Example:\n<document>\nAnn is 5.\n</document>\n{"name": "Ann", "age": 5}')
+    assert one[1]["content"].replace("First.", "Second.") == two[1]["content"]
+    assert Prompt.of(schema).sha256("First.") != Prompt.of(schema).sha256("Second.")
+
+
+def test_the_fields_stand_behind_the_document_with_what_they_hold():
+    (_, user) = Prompt.of(ExtractionSchema.parse("person", FIELDS)).messages("The text.")
+    assert user["content"] == (
+        "<document>\nThe text.\n</document>\n\n"
+        "Fill in this record of the document:\n"
+        '"name": Full name\n'
+        '"kind": one of "a", "b"\n'
+        '"born": a date as YYYY-MM-DD\n'
+        '"age": a whole number\n'
+        '"jobs": Every job\n'
+        '  "title"\n'
+        '  "paid": true or false'
     )
