@@ -16,8 +16,6 @@ from typing import Any
 
 from pipeline.schema import ExtractionSchema
 
-REVISION = 1  # part of the work's key: another prompt is other work
-
 RULES_ONE = (
     "You read one document and fill in a record. Copy values from the document word for word. "
     "A value that the document does not state is null. Answer with JSON only."
