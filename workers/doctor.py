@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import platform
 import shutil
 import subprocess
@@ -127,6 +129,31 @@ def check_memory(_settings: Settings) -> Iterator[Check]:
         )
     else:
         yield Check("memory", Status.OK, detail)
+
+
+def check_models(settings: Settings) -> Iterator[Check]:
+    """The files are those that were pulled: size and sha256 as in their manifests."""
+    if settings.engine_url is not None:
+        yield Check("models", Status.OK, "the engine is elsewhere: its models are its own")
+        return
+    for name in (settings.model, settings.embedder):
+        if Path(name).expanduser().exists():
+            yield Check(f"model {name}", Status.OK, "a path of your own")
+            continue
+        folder = settings.home / "models" / name
+        fix = f"run `quarry model pull {name}`"
+        try:
+            manifest = json.loads((folder / "manifest.json").read_text())
+            with (folder / manifest["file"]).open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+        except FileNotFoundError:
+            yield Check(f"model {name}", Status.FAIL, f"not in {folder}", fix)
+            continue
+        if digest == manifest["sha256"]:
+            yield Check(f"model {name}", Status.OK, f"{manifest['size'] / 2**20:.0f} MiB, sha256 {digest[:12]}…")
+        else:
+            fix = f"remove {folder}, then {fix}"
+            yield Check(f"model {name}", Status.FAIL, f"sha256 is {digest[:12]}…, not {manifest['sha256'][:12]}…", fix)
 
 
 def check_device(settings: Settings) -> Iterator[Check]:
@@ -330,6 +357,7 @@ CHECKS: dict[str, Callable[[Settings], Iterator[Check]]] = {
     "packages": check_packages,
     "home": check_home,
     "memory": check_memory,
+    "models": check_models,
     "device": check_device,
     "database": check_database,
     "broker": check_broker,

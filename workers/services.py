@@ -128,14 +128,16 @@ def _redis(server: Redis) -> Service:
     )
 
 
-def model_path(settings: Settings, name: str) -> Path:
-    """Where a model is: `name` is a path, or the name of a folder below QUARRY_HOME/models."""
-    given = Path(name).expanduser()
-    return given.absolute() if given.exists() and os.sep in name else settings.home / "models" / name
+def model_argument(name: str) -> str:
+    """The engine runs in another folder: a path is made absolute, a name of the catalogue stays."""
+    path = Path(name).expanduser()
+    return str(path.absolute()) if path.exists() else name
 
 
 def _engine(settings: Settings, identity: Mapping[str, str]) -> Service:
-    folder = settings.home / "engine"
+    home = settings.home
+    folder = home / "engine"
+    model, embedder = model_argument(settings.model), model_argument(settings.embedder)
 
     def port() -> int:
         return int((folder / "port").read_text())
@@ -146,13 +148,17 @@ def _engine(settings: Settings, identity: Mapping[str, str]) -> Service:
 
     def command() -> list[str]:
         options = {
-            "--model": str(model_path(settings, settings.model)),
-            "--embedder": str(model_path(settings, settings.embedder)),
+            "--home": str(home),
+            "--model": model,
+            "--alias": settings.model,  # what clients ask for, also when it is a path
             "--host": "127.0.0.1",
             "--port": str(port()),
             "--device": settings.device,
             "--dtype": settings.dtype,
+            "--log-level": settings.log_level,
         }
+        if settings.embeddings_url is None:
+            options["--embedder"] = embedder
         return [sys.executable, "-m", "inference.server", *(part for pair in options.items() for part in pair)]
 
     def url() -> str:
@@ -165,7 +171,7 @@ def _engine(settings: Settings, identity: Mapping[str, str]) -> Service:
         ready=lambda: engine_answers(url()),
         env=identity,
         start_seconds=600.0,  # a large model from a cold disk
-        stop_seconds=15.0,
+        stop_seconds=40.0,  # it lets requests finish
         watch=True,
         endpoint=("engine_url", url),
     )
