@@ -23,6 +23,7 @@ from db.named import Queries
 from db.session import make_engine
 from pipeline.messages import BrokerDown, Sender
 from pipeline.settings import Settings, get_settings
+from workers.logs import set_up_logging
 
 log = structlog.get_logger(__name__)
 _ITEMS = Queries("items")
@@ -104,6 +105,7 @@ class Sweeper:
 
 def main() -> None:
     """Until SIGTERM or SIGINT."""
+    set_up_logging(get_settings())
     sweeper = Sweeper(get_settings())
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sweeper.stop.set())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+from celery.concurrency.thread import TaskPool as ThreadPool
 from celery.signals import celeryd_init, worker_process_shutdown, worker_shutdown
 
 from db.models import Step
@@ -39,8 +40,8 @@ def extract(item_id: int) -> None:
 @celeryd_init.connect
 def _count_threads(options: dict[str, object] | None = None, **_: object) -> None:
     global _threads  # noqa: PLW0603
-    if options and "thread" in str(options.get("pool", "")):
-        _threads = int(str(options.get("concurrency") or 1))
+    if options and options.get("pool_cls") is ThreadPool:
+        _threads = int(str(options["concurrency"]))
 
 
 @worker_process_shutdown.connect

@@ -20,7 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from db.models import Step
 from db.reuse import reuse
-from db.session import is_transient, make_engine, sqlstate
+from db.session import is_transient, make_engine, set_local, sqlstate
 from pipeline.engine_client import EngineClient
 from pipeline.errors import DocumentError, PipelineError, TransientError
 from pipeline.flow.extraction import extract_item
@@ -78,17 +78,21 @@ class WorkerFlow:
         return Sender(self.settings.endpoint("broker_url"))
 
     def _run(self, step: Step, item_id: int) -> Outcome:
-        item = claim(self.engine, self.settings, step, item_id, self.worker)
-        if item is None:
-            self._dispatch(item_id)
-            return Outcome.NOTHING
-        with structlog.contextvars.bound_contextvars(job=item.job_id, item=item.id, attempt=item.attempt):
-            trace = Trace(item.settings)
-            with self.leases.hold(item.id, item.attempt) as lease:
-                outcome = self._try(item, lease, trace)
-            if outcome is Outcome.DONE and step is Step.INGEST:
+        trace = Trace(self.settings)
+        # The root's own time, without its steps', is what claiming, committing and sending take.
+        with trace.span(step.value) as root:
+            item = claim(self.engine, self.settings, step, item_id, self.worker)
+            if item is None:
                 self._dispatch(item_id)
-            log.info(step.value, outcome=outcome.value, source=item.source_uri)
+                return Outcome.NOTHING
+            with structlog.contextvars.bound_contextvars(job=item.job_id, item=item.id, attempt=item.attempt):
+                with self.leases.hold(item.id, item.attempt) as lease:
+                    outcome = self._try(item, lease, trace)
+                if outcome is Outcome.DONE and step is Step.INGEST:
+                    self._dispatch(item_id)
+                log.info(step.value, outcome=outcome.value, source=item.source_uri)
+            root.set(outcome=outcome.value, attempt=item.attempt)
+        self._store_rest(item, trace)
         return outcome
 
     def _try(self, item: Item, lease: Lease, trace: Trace) -> Outcome:
@@ -140,6 +144,15 @@ class WorkerFlow:
         except SQLAlchemyError as second:
             log.error("a failed try could not be recorded", error=str(second).splitlines()[0], reason=error.reason)
             return Outcome.LOST
+
+    def _store_rest(self, item: Item, trace: Trace) -> None:
+        """The root span, and those of a lost try. Rows do not depend on it, so nothing waits for the disk."""
+        try:
+            with self.engine.begin() as connection:
+                set_local(connection, synchronous_commit="off")
+                store_spans(connection, item, trace)
+        except SQLAlchemyError as error:
+            log.warning("spans could not be stored", error=str(error).splitlines()[0])
 
     def _counter(self, client: EngineClient, settings: Settings) -> TokenCounter:
         with self._lock:

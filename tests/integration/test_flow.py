@@ -146,6 +146,8 @@ def test_a_document_becomes_rows_with_their_provenance(bench: Bench) -> None:
         == [("fake", 10, 5, 3)] * 2
     )
     assert {row[0] for row in bench.rows("SELECT name FROM quarry.span WHERE job_id = :j", j=job)} >= {
+        "ingest",
+        "extract",
         "clean",
         "chunk",
         "embed",
