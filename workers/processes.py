@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -73,7 +74,7 @@ def marked(home: Path, names: Iterable[str] | None = None) -> list[psutil.Proces
         with suppress(psutil.Error, OSError):
             mark = process.environ().get(MARK, "")
             ours = mark.startswith(f"{home}:") if wanted is None else mark in wanted
-            if ours and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+            if ours and process.pid != os.getpid() and not ended(process):
                 found.append(process)
     return found
 
@@ -85,17 +86,33 @@ def family(process: psutil.Process) -> list[psutil.Process]:
     return []
 
 
+def ended(process: psutil.Process) -> bool:
+    """It is gone, or a zombie that waits for its parent (which may be an init that never asks)."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return True
+
+
 def end(processes: Iterable[psutil.Process], *, number: signal.Signals, seconds: float) -> None:
-    """Send `number`, wait, then kill what is left. Returns when all have ended."""
+    """Send `number`, wait, then kill what is left. Returns when all have ended, which a kill is given 10 s for."""
     waiting = list(processes)
     for process in waiting:
         with suppress(psutil.Error):
             process.send_signal(number)
-    _, left = psutil.wait_procs(waiting, timeout=seconds)
+    left = _wait(waiting, seconds)
     for process in left:
         with suppress(psutil.Error):
             process.kill()
-    psutil.wait_procs(left, timeout=10)
+    _wait(left, 10.0)
+
+
+def _wait(processes: Iterable[psutil.Process], seconds: float) -> list[psutil.Process]:
+    """Those that have not ended after `seconds`. Unlike psutil's own waiting it takes no exit status away from us."""
+    deadline = time.monotonic() + seconds
+    while (left := [process for process in processes if not ended(process)]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return left
 
 
 def rotate(log: Path, *, limit: int = LOG_BYTES, keep: int = LOG_KEEP) -> bool:

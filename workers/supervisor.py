@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 import psutil
@@ -28,14 +28,15 @@ import structlog
 
 from pipeline.settings import Settings, get_settings
 from workers.logs import set_up_logging
-from workers.processes import MARK, Identity, end, family, marked, rotate, spawn
+from workers.processes import MARK, Identity, end, ended, family, marked, rotate, spawn
 from workers.services import Service, plan, write_json
 from workers.state import State, UnitState, lock_file, log_file, read_state, state_file
 
 log = structlog.get_logger(__name__)
 
-TICK_SECONDS = 0.2
-PROBE_SECONDS = 1.0  # between two questions to a service that runs
+TICK_SECONDS = 0.2  # while something is on its way
+CALM_TICK_SECONDS = 1.0  # while everything runs
+PROBE_SECONDS = 5.0  # between two questions to a service that has answered; while it starts, at each tick
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 30.0
 RAN_WELL_SECONDS = 60.0  # a death after that counts as the first again
@@ -43,6 +44,11 @@ SILENT_SECONDS = 60.0
 URLS = ("database_url", "broker_url", "engine_url")
 STOP_SECONDS = 180.0  # for a supervisor to end all it runs; then it is killed and the rest ended without it
 ALREADY_RUNNING = 3  # exit status
+
+
+def clock() -> float:
+    """Seconds; of the pauses and limits below."""
+    return time.monotonic()
 
 
 class AlreadyRunning(RuntimeError):
@@ -67,7 +73,7 @@ class Unit:
     identity: Identity | None = None
     child: subprocess.Popen[bytes] | None = None  # None: adopted
     digest: str = ""
-    since: float = field(default_factory=time.monotonic)  # of the phase
+    since: float = 0.0  # start of the phase
     next_probe: float = 0.0
     next_start: float = 0.0
     heard: float = 0.0  # last time a watched service answered
@@ -76,7 +82,7 @@ class Unit:
     detail: str = ""
 
     def move(self, phase: Phase, detail: str = "") -> None:
-        self.phase, self.detail, self.since = phase, detail, time.monotonic()
+        self.phase, self.detail, self.since = phase, detail, clock()
         self.next_probe = 0.0
 
     def exit_status(self) -> int | None:
@@ -99,6 +105,7 @@ class Supervisor:
         self.stop = threading.Event()
         self.hurry = False  # a second signal: do not wait for documents in hand
         self._urls: dict[str, str] = {}  # of those services that have answered, under their keys in endpoints.json
+        self._self = Identity(os.getpid(), psutil.Process().create_time())
         self._written: State | None = None
 
     def run(self) -> None:
@@ -106,9 +113,12 @@ class Supervisor:
         try:
             while not self.stop.is_set():
                 self.tick()
-                self.stop.wait(TICK_SECONDS)
+                self.stop.wait(CALM_TICK_SECONDS if self._calm() else TICK_SECONDS)
         finally:
             self.stop_all()
+
+    def _calm(self) -> bool:
+        return all(unit.phase in (Phase.READY, Phase.DONE) for unit in self.units)
 
     def adopt(self, *, changed_too: bool = False) -> None:
         """Take over what an earlier supervisor left in good order; end the rest.
@@ -155,7 +165,7 @@ class Supervisor:
             match unit.phase:
                 case Phase.WAITING:
                     self._start_if_possible(unit)
-                case Phase.RESTING if time.monotonic() >= unit.next_start:
+                case Phase.RESTING if clock() >= unit.next_start:
                     unit.move(Phase.WAITING, unit.detail)
                     self._start_if_possible(unit)
                 case Phase.STARTING:
@@ -198,7 +208,7 @@ class Supervisor:
             else:
                 self._died(unit, status)
             return
-        if time.monotonic() - unit.since > unit.service.start_seconds:
+        if clock() - unit.since > unit.service.start_seconds:
             self._kill(unit)
             self._rest(unit, f"did not answer within {unit.service.start_seconds:.0f} s")
         elif not unit.service.one_shot and self._due(unit) and unit.service.ready():
@@ -213,13 +223,13 @@ class Supervisor:
             self._rest(unit, f"can't be set up: {error}")
             return
         unit.move(Phase.READY)
-        unit.heard = time.monotonic()
+        unit.heard = clock()
         log.info("ready", service=unit.service.name)
         self._write_endpoints(unit)
 
     def _look_at_ready(self, unit: Unit) -> None:
         status = unit.exit_status()
-        now = time.monotonic()
+        now = clock()
         if status is not None:
             self._died(unit, status)
         elif unit.service.watch and self._due(unit):
@@ -230,16 +240,16 @@ class Supervisor:
                 self._rest(unit, f"did not answer for {SILENT_SECONDS:.0f} s")
 
     def _due(self, unit: Unit) -> bool:
-        """A probe costs the service something: not more than one in `PROBE_SECONDS`, sooner at the start."""
-        now = time.monotonic()
+        """A probe costs the service something."""
+        now = clock()
         if now < unit.next_probe:
             return False
-        unit.next_probe = now + (PROBE_SECONDS if now - unit.since > 5 else TICK_SECONDS)
+        unit.next_probe = now + (PROBE_SECONDS if unit.phase is Phase.READY else TICK_SECONDS)
         return True
 
     def _died(self, unit: Unit, status: int) -> None:
         name = unit.service.name
-        if unit.phase is Phase.READY and time.monotonic() - unit.since > RAN_WELL_SECONDS:
+        if unit.phase is Phase.READY and clock() - unit.since > RAN_WELL_SECONDS:
             unit.deaths = 0
         how = f"ended with status {status}" if status >= 0 or unit.child else "ended"
         if unit.child is not None and status < 0:
@@ -254,7 +264,7 @@ class Supervisor:
         pause = min(FIRST_PAUSE_SECONDS * 2 ** (unit.deaths - 1), LONGEST_PAUSE_SECONDS)
         unit.identity = unit.child = None
         unit.move(Phase.RESTING, f"{why}; see logs/{unit.service.name}.log")
-        unit.next_start = time.monotonic() + pause
+        unit.next_start = clock() + pause
         log.warning("not running", service=unit.service.name, why=why, next_start_in_seconds=pause)
 
     def _kill(self, unit: Unit) -> None:
@@ -288,13 +298,9 @@ class Supervisor:
             with suppress(psutil.Error):
                 process.send_signal(unit.service.stop_signal)
             deadline = time.monotonic() + unit.service.stop_seconds
-            while process.is_running() and time.monotonic() < deadline and not self.hurry:
-                if unit.child is not None and unit.child.poll() is not None:
-                    break
-                if process.status() == psutil.STATUS_ZOMBIE:
-                    break
-                time.sleep(0.05)
-            end([member for member in members if member.is_running()], number=signal.SIGKILL, seconds=0.1)
+            while not ended(process) and time.monotonic() < deadline and not self.hurry:
+                time.sleep(0.02)
+            end(members, number=signal.SIGKILL, seconds=0.0)
             if unit.child is not None:
                 unit.child.wait()
             log.info("stopped", service=unit.service.name)
@@ -319,9 +325,7 @@ class Supervisor:
                 self._rest(other, f"{unit.service.name} has another address now")
 
     def _write(self) -> None:
-        own = Identity.of(os.getpid())
-        assert own is not None
-        state = State(own.pid, own.started, tuple(unit.state() for unit in self.units))
+        state = State(self._self.pid, self._self.started, tuple(unit.state() for unit in self.units))
         if state != self._written:
             write_json(state_file(self.settings), state.as_json())
             self._written = state
@@ -368,7 +372,9 @@ def running(settings: Settings) -> bool:
         return True
 
 
-def bring_down(settings: Settings, *, hurry: Callable[[], bool] = lambda: False) -> bool:
+def bring_down(
+    settings: Settings, services: Sequence[Service] | None = None, *, hurry: Callable[[], bool] = lambda: False
+) -> bool:
     """Stop everything that runs for this home, with a living supervisor or without. False when nothing ran.
 
     `hurry` is asked now and then; once true, documents in hand are not waited for.
@@ -377,16 +383,16 @@ def bring_down(settings: Settings, *, hurry: Callable[[], bool] = lambda: False)
     while True:
         try:
             with holding_lock(settings):
-                return _stop_orphans(settings, hurry()) or stopped
+                return _stop_orphans(settings, services, hurry()) or stopped
         except AlreadyRunning:
             _ask_supervisor_to_stop(settings, hurry)
             stopped = True
 
 
-def _stop_orphans(settings: Settings, hurry: bool) -> bool:
+def _stop_orphans(settings: Settings, services: Sequence[Service] | None, hurry: bool) -> bool:
     # Whatever URLs are set now: the servers may have been started without them.
     everything = settings.model_copy(update=dict.fromkeys(URLS))
-    supervisor = Supervisor(settings, plan(everything))
+    supervisor = Supervisor(settings, plan(everything) if services is None else services)
     supervisor.hurry = hurry
     supervisor.adopt(changed_too=True)
     found = any(unit.identity for unit in supervisor.units)
@@ -411,11 +417,11 @@ def _ask_supervisor_to_stop(settings: Settings, hurry: Callable[[], bool]) -> No
         time.sleep(0.1)
 
 
-def serve(settings: Settings) -> int:
+def serve(settings: Settings, services: Sequence[Service] | None = None) -> int:
     """Supervise until SIGTERM or SIGINT; a second one does not wait for documents in hand. Returns the exit status."""
     try:
         with holding_lock(settings):
-            supervisor = Supervisor(settings)
+            supervisor = Supervisor(settings, services)
 
             def on_signal(*_: object) -> None:
                 supervisor.hurry = supervisor.stop.is_set()
