@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 import redis
 from sqlalchemy import text
 
+from bench.pipeline import as_figures, measure, show
 from db.models import Step
 from db.session import make_engine
 from pipeline.client import Client
@@ -154,6 +156,22 @@ def check_undisturbed(result: dict[str, list[tuple[Any, ...]]]) -> None:
     assert result["states"] == [("done", len(DOCUMENTS))]
 
 
+def check_benchmark(house: House) -> None:
+    """`quarry bench pipeline` on what is running: its figures account for the job, and nothing is reused."""
+    folder = house.settings.home / "pages"
+    folder.mkdir()
+    for n, body in enumerate(DOCUMENTS[:3]):
+        (folder / f"{n}.md").write_text(body)
+    result = measure(house.client, [str(folder)], "firm")
+    assert (result.documents, result.failed) == (3, 0)
+    assert (result.in_pipeline.calls, result.alone.calls) == (3, 3)
+    assert result.in_pipeline.output_tokens == result.alone.output_tokens > 0
+    assert {"ingest", "extract", "generation", "write"} <= {step.group for step in result.steps}
+    assert 0 < result.overhead_seconds < result.seconds
+    show(result)
+    assert json.loads(json.dumps(as_figures(result)))["documents_per_second"] == result.documents_per_second
+
+
 def test_duplicate_messages_do_no_harm(house: House) -> None:
     job = house.submit()
     sender = Sender(house.settings.broker_url or "")
@@ -166,6 +184,7 @@ def test_duplicate_messages_do_no_harm(house: House) -> None:
     house.finish(job)
     house.wait(lambda: not any(sender.depth(step) for step in Step), "an empty queue")
     check_undisturbed(house.result())
+    check_benchmark(house)
     sweeper.terminate()
     assert sweeper.wait(timeout=TIMEOUT) == 0, "the sweeper ends in good order"
 
