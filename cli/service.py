@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Iterable, Sequence
-from enum import StrEnum
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +18,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from cli.output import Format, FormatOption, err, print_rows
 from pipeline.settings import Settings, get_settings
 from workers import doctor as doctor_checks
 from workers.logs import mask, set_up_logging
@@ -32,16 +30,8 @@ START_SECONDS = 900.0
 _STYLES = {"ready": "green", "done": "green", "resting": "red", "stopped": "dim"}
 
 
-class Format(StrEnum):
-    TABLE = "table"
-    JSONL = "jsonl"
-
-
 class ServiceError(RuntimeError):
     """The service can't be brought up. The message holds the log's end and what to do."""
-
-
-FormatOption = Annotated[Format, typer.Option("--format", help="How rows are printed on standard output.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -50,11 +40,6 @@ def register(app: typer.Typer) -> None:
     app.command("down")(down)
     app.command("status")(status)
     app.command("doctor")(doctor)
-
-
-def error_console() -> Console:
-    """Progress and messages go to standard error; soft-wrapped, so that paths can be copied."""
-    return Console(stderr=True, soft_wrap=True)
 
 
 def up(
@@ -69,7 +54,7 @@ def up(
 
     Example: quarry up
     """
-    console = error_console()
+    console = err()
     settings = get_settings()
     try:
         if foreground:
@@ -85,18 +70,18 @@ def bring_up(settings: Settings, console: Console, *, timeout: float = START_SEC
 
     Gives the settings that hold from now on: the model may have had to fall back.
     """
-    from workers import supervisor
+    from workers import control
 
     settings.home.mkdir(parents=True, exist_ok=True)
     child = None
-    if supervisor.running(settings):
+    if control.running(settings):
         state = read_state(settings)
         if state is not None and state.complete:
             console.print(f"Quarry is up already ({settings.home}).")
             return _fresh_settings()
     else:
         settings = _with_models(settings, console)
-        child = supervisor.launch(settings)
+        child = control.launch(settings)
     _watch(settings, console, child, time.monotonic() + timeout)
     console.print(f"Quarry is up ({settings.home}). `quarry status` shows it, `quarry down` stops it.")
     return _fresh_settings()
@@ -108,12 +93,12 @@ def _fresh_settings() -> Settings:
 
 
 def _stay(settings: Settings, console: Console) -> int:
-    from workers import supervisor
+    from workers.supervisor import serve
 
     settings.home.mkdir(parents=True, exist_ok=True)
     settings = _with_models(settings, console)
     set_up_logging(settings)
-    return supervisor.serve(settings)
+    return serve(settings)
 
 
 def _watch(settings: Settings, console: Console, child: subprocess.Popen[bytes] | None, deadline: float) -> None:
@@ -222,16 +207,16 @@ def down() -> None:
 
     Example: quarry down
     """
-    from workers import supervisor
+    from workers import control
 
-    console = error_console()
+    console = err()
     settings = get_settings()
     set_up_logging(settings, at_least=logging.WARNING)
     pressed: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, _frame: pressed.append(number))
     try:
         with console.status("stopping: documents in hand first"):
-            stopped = supervisor.bring_down(settings, hurry=lambda: bool(pressed))
+            stopped = control.bring_down(settings, hurry=lambda: bool(pressed))
     finally:
         signal.signal(signal.SIGINT, before)
     console.print("Quarry is down." if stopped else f"Quarry was not up ({settings.home}).")
@@ -247,7 +232,7 @@ def status(format: FormatOption = Format.TABLE) -> None:
     alive = _state_of_running(settings) is not None
     rows = [_status_row(unit) for unit in state.units] if state else []
     rows += _elsewhere(settings, {str(row["service"]) for row in rows})
-    console = error_console()
+    console = err()
     if state is not None and not alive:
         console.print(
             "The supervisor was killed; what it started goes on. `quarry up` takes it over, `quarry down` ends it.",
@@ -256,7 +241,7 @@ def status(format: FormatOption = Format.TABLE) -> None:
     elif state is None:
         console.print(f"Quarry is not up ({settings.home}): run `quarry up`.", style="yellow")
     if rows:
-        print_rows(rows, format)
+        print_rows(list(rows[0]), rows, format)
     answers = all(row["state"] in ("ready", "done", "answers") for row in rows)
     raise typer.Exit(0 if alive and answers else 1)
 
@@ -304,43 +289,35 @@ def _duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
-def doctor(format: FormatOption = Format.TABLE) -> None:
+def doctor(
+    show_settings: Annotated[
+        bool, typer.Option("--settings", help="Show the settings instead, without their secrets.")
+    ] = False,
+    format: FormatOption = Format.TABLE,
+) -> None:
     """Check versions, servers, models, disk and device, and say for each fault what to do. Exit status 1 on a fault.
 
     Example: quarry doctor
     """
     settings = get_settings()
-    console = error_console()
+    if show_settings:
+        _print_settings(settings, format)
+        return
     found = []
-    with console.status("checking") as progress:
+    with err().status("checking") as progress:
         for check in doctor_checks.run_checks(settings):
             found.append(check)
             progress.update(f"checking ({check.name}: {check.status})")
     rows = [{"check": c.name, "status": c.status.value, "found": c.detail, "what to do": c.fix} for c in found]
-    print_rows(rows, format)
-    shown = [
-        {"setting": name, "value": value, "from": "environment" if is_set else "default"}
-        for name, value, is_set in doctor_checks.shown_settings(settings)
-    ]
-    print_rows(shown, format)
+    print_rows(list(rows[0]), rows, format)
+    if format is Format.TABLE:
+        _print_settings(settings, format)
     raise typer.Exit(1 if any(check.status is doctor_checks.Status.FAIL for check in found) else 0)
 
 
-_CELL_STYLES = {"ok": "green", "warn": "yellow", "fail": "red", "ready": "green", "done": "green", "answers": "green"}
-_CELL_STYLES |= {"resting": "red", "dead": "red", "silent": "red"}
-
-
-def print_rows(rows: Sequence[dict[str, Any]], format: Format) -> None:
-    """Rows of equal keys on standard output."""
-    if format is Format.JSONL:
-        for row in rows:
-            sys.stdout.write(json.dumps(row, ensure_ascii=False) + "\n")
-        return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in rows[0]:
-        table.add_column(name, overflow="fold")
-    for row in rows:
-        cells = ["" if value is None else str(value) for value in row.values()]
-        table.add_row(*(Text(cell, style=_CELL_STYLES.get(cell, "")) for cell in cells))
-    # Into a file or a pipe nobody wants lines folded at 80 columns.
-    Console(width=None if sys.stdout.isatty() else 240).print(table)
+def _print_settings(settings: Settings, format: Format) -> None:
+    rows = [
+        {"setting": name, "value": value, "from": "environment" if is_set else "default"}
+        for name, value, is_set in doctor_checks.shown_settings(settings)
+    ]
+    print_rows(list(rows[0]), rows, format)

@@ -17,10 +17,11 @@ import pytest
 from pipeline.settings import NotConfigured, Settings
 from tests.supervised import fake, fakes, starts
 from workers import supervisor as module
+from workers.control import bring_down, running
 from workers.processes import Identity, end, marked, rotate, spawn
 from workers.services import Service
 from workers.state import read_state, state_file
-from workers.supervisor import AlreadyRunning, Phase, Supervisor, bring_down, holding_lock, running
+from workers.supervisor import AlreadyRunning, Phase, Supervisor, holding_lock
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT = 30.0  # a bound for what takes milliseconds; nothing is measured
