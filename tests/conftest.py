@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
 import subprocess
 import tempfile
@@ -143,3 +144,37 @@ def broker_url(redis_server: Redis) -> str:
     with redis.Redis.from_url(redis_server.url()) as client:
         client.flushall()
     return redis_server.url()
+
+
+# Models are downloaded once per machine, not once per run. The folder is a QUARRY_HOME of its own: tests never write
+# into the user's.
+MODELS_HOME = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quarry-tests"
+
+
+def _pulled(name: str) -> Path:
+    from inference.catalogue import CatalogueError, locate
+    from inference.pull import pull
+
+    try:
+        pull(name, MODELS_HOME)
+    except CatalogueError as error:
+        pytest.fail(f"{error} (needed by tests with the marker `model`)")
+    return locate(name, MODELS_HOME)
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """SmolLM2-135M-Instruct, a GGUF file with tokenizer.json beside it."""
+    return _pulled("smollm2-135m-instruct")
+
+
+@pytest.fixture(scope="session")
+def smollm2_dir(smollm2_path: Path) -> Path:
+    """The folder that holds it."""
+    return smollm2_path.parent
+
+
+@pytest.fixture(scope="session")
+def minilm_dir() -> Path:
+    """all-MiniLM-L6-v2, a folder with config.json, tokenizer.json and safetensors."""
+    return _pulled("all-minilm-l6-v2")
