@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import threading
 import time
 from collections import defaultdict, deque
@@ -190,11 +191,15 @@ class Executor:
         bad = next((t for t in request.prompt_token_ids if not 0 <= t < vocab), None)
         if bad is not None:
             raise RequestRejected(f"token id {bad} is outside the vocabulary of {vocab}")
-        if sampling.temperature < 0 or not 0 < sampling.top_p <= 1 or sampling.top_k < 0:
+        if not 0 <= sampling.temperature < math.inf or not 0 < sampling.top_p <= 1 or sampling.top_k < 0:
             raise RequestRejected(
                 f"temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, top_k {sampling.top_k}: the first "
-                "must be at least 0, the second above 0 and at most 1, the third at least 0"
+                "must be at least 0 and finite, the second above 0 and at most 1, the third at least 0"
             )
+        if sampling.seed is not None and not -(2**63) <= sampling.seed < 2**63:
+            raise RequestRejected(f"seed is {sampling.seed}; it must fit in 64 bits")
+        if request.timeout_seconds is not None and not request.timeout_seconds > 0:
+            raise RequestRejected(f"timeout_seconds is {request.timeout_seconds:g}; it must be above 0")
         if sampling.logprobs is not None and not 0 <= sampling.logprobs <= MAX_LOGPROBS:
             raise RequestRejected(f"logprobs is {sampling.logprobs}; it must be between 0 and {MAX_LOGPROBS}")
 

@@ -83,6 +83,7 @@ class Decoder:
         """Number of weights, the tied head counted once."""
         c = self.config
         attention = c.hidden_size * c.head_dim * (2 * c.num_heads + 2 * c.num_kv_heads)
+        attention += c.head_dim * (c.num_heads + 2 * c.num_kv_heads) if c.qkv_bias else 0
         mlp = 3 * c.hidden_size * c.intermediate_size
         tables = c.vocab_size * c.hidden_size * (1 if c.tie_word_embeddings else 2)
         return tables + c.num_layers * (attention + mlp + 2 * c.hidden_size) + c.hidden_size
