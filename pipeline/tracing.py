@@ -73,6 +73,7 @@ class Trace:
         self.id = secrets.token_hex(16)
         self._settings = settings
         self._finished: list[SpanRecord] = []
+        self._taken: list[SpanRecord] = []
         self._lock = threading.Lock()
 
     @classmethod
@@ -102,7 +103,14 @@ class Trace:
         """The spans finished since the last call."""
         with self._lock:
             taken, self._finished = self._finished, []
+            self._taken += taken
         return taken
+
+    @property
+    def taken(self) -> list[SpanRecord]:
+        """All spans that have been taken: what a mirror of the database is to show."""
+        with self._lock:
+            return list(self._taken)
 
     def _finish(
         self, handle: SpanHandle, name: str, started: datetime, seconds: float, cpu_seconds: float, status: str

@@ -29,6 +29,7 @@ from pipeline.flow.item import Item, backoff, claim, fail, finish_job, release
 from pipeline.flow.lease import Lease, LeaseKeeper, LeaseLost
 from pipeline.flow.spans import store_spans
 from pipeline.messages import BrokerDown, Sender
+from pipeline.mirror import DocumentContext, Mirror
 from pipeline.settings import Settings
 from pipeline.tokens import TokenCounter, token_counter
 from pipeline.tracing import Trace
@@ -58,6 +59,7 @@ class WorkerFlow:
             settings.endpoint("database_url"), pool_size=min(threads, 16) + 2, application="quarry worker"
         )
         self.leases = LeaseKeeper(self.engine, settings.lease_seconds, settings.item_seconds)
+        self.mirror = Mirror.from_settings(settings)
         self._lock = threading.Lock()
         self._counters: dict[str, TokenCounter] = {}
 
@@ -70,6 +72,8 @@ class WorkerFlow:
         return self._run(Step.EXTRACT, item_id)
 
     def close(self) -> None:
+        if self.mirror is not None:
+            self.mirror.close()
         self.leases.close()
         self.engine.dispose()
 
@@ -93,6 +97,7 @@ class WorkerFlow:
                 log.info(step.value, outcome=outcome.value, source=item.source_uri)
             root.set(outcome=outcome.value, attempt=item.attempt)
         self._store_rest(item, trace)
+        self._reflect(item, trace)
         return outcome
 
     def _try(self, item: Item, lease: Lease, trace: Trace) -> Outcome:
@@ -153,6 +158,12 @@ class WorkerFlow:
                 store_spans(connection, item, trace)
         except SQLAlchemyError as error:
             log.warning("spans could not be stored", error=str(error).splitlines()[0])
+
+    def _reflect(self, item: Item, trace: Trace) -> None:
+        """After the commits, so that Langfuse shows what the database has."""
+        if self.mirror is not None:
+            document = DocumentContext(item.job_id, item.id, item.document_id, item.source_uri, item.schema.name)
+            self.mirror.send(document, trace.taken)
 
     def _counter(self, client: EngineClient, settings: Settings) -> TokenCounter:
         with self._lock:
