@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
@@ -62,6 +64,13 @@ def make_engine(
         pool_pre_ping=True,
         connect_args=connect_args,
     )
+
+
+@contextmanager
+def reading(engine: Engine) -> Iterator[Connection]:
+    """A connection for single statements that read: without BEGIN and ROLLBACK, two trips to the server less."""
+    with engine.connect() as connection:
+        yield connection.execution_options(isolation_level="AUTOCOMMIT")
 
 
 def set_local(connection: Connection, **settings: str | int | float) -> None:

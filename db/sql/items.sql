@@ -21,7 +21,9 @@ RETURNING id, job_id, document_id, attempt, failures, state, clean_text_id, chun
 -- name: describe
 -- What a task needs to know beside its item.
 SELECT d.source_uri, d.blob_sha256, d.media_type, d.metadata, j.settings, j.name AS job_name,
-       s.id AS schema_id, s.name AS schema_name, s.version AS schema_version, s.json_schema, s.instructions, s.examples
+       s.id AS schema_id, s.name AS schema_name, s.digest AS schema_digest, s.json_schema, s.instructions, s.examples,
+       EXISTS (SELECT FROM quarry.job_item o
+               WHERE o.work_key = i.work_key AND o.state = 'done' AND o.id <> i.id) AS done_before
 FROM quarry.job_item i
 JOIN quarry.document d ON d.id = i.document_id
 JOIN quarry.job j ON j.id = i.job_id

@@ -15,6 +15,7 @@ from db.models import Chunk as ChunkRow
 from db.models import CleanText, Entity, Mention, Run
 from db.named import Queries
 from db.search import ChunkFilter, hybrid
+from db.session import reading
 from pipeline.chunk import Chunk
 from pipeline.cost import engine_cost
 from pipeline.engine_client import EngineClient
@@ -32,7 +33,7 @@ _RESULTS = Queries("results")
 
 def extract_item(engine: Engine, item: Item, lease: Lease, trace: Trace, client: EngineClient) -> None:
     """extracting → done, with its rows."""
-    with trace.span("load") as span, engine.connect() as connection:
+    with trace.span("load") as span, reading(engine) as connection:
         document, chunk_ids, language = load(connection, item)
         span.set(characters=len(document.text), chunks=len(document.chunks))
     search = document_search(engine, item, client, language)

@@ -13,6 +13,7 @@ from db import embeddings
 from db.languages import text_config
 from db.models import Blob, CleanText, ItemState
 from db.models import Chunk as ChunkRow
+from db.session import reading
 from pipeline.chunk import CHUNKER, Chunk, chunk
 from pipeline.clean import clean, cleaner_version
 from pipeline.engine_client import EngineClient
@@ -43,7 +44,7 @@ def ingest(
 def clean_step(engine: Engine, item: Item, trace: Trace) -> Item:
     """stored → cleaned."""
     with trace.span("clean", media_type=item.media_type) as span:
-        with engine.connect() as connection:
+        with reading(engine) as connection:
             found = connection.execute(_find_clean_text(item)).scalar_one_or_none()
             blob = select(Blob.bytes).where(Blob.sha256 == item.blob_sha256)
             data = b"" if found else connection.execute(blob).scalar_one()
@@ -64,8 +65,9 @@ def clean_step(engine: Engine, item: Item, trace: Trace) -> Item:
                 language=clean_string(cleaned.language) if cleaned.language else None,
                 meta=dict(cleaned.metadata),
             )
-            connection.execute(row.on_conflict_do_nothing())
-            found = connection.execute(_find_clean_text(item)).scalar_one()
+            found = connection.execute(row.on_conflict_do_nothing().returning(CleanText.id)).scalar_one_or_none()
+            if found is None:  # another worker was faster
+                found = connection.execute(_find_clean_text(item)).scalar_one()
         item = advance(connection, item, ItemState.CLEANED, clean_text_id=found)
         store_spans(connection, item, trace)
     return item
@@ -78,7 +80,7 @@ def chunk_step(engine: Engine, item: Item, trace: Trace, counter: Callable[[], T
     chunker = f"{CHUNKER}/{tokens.name}/{item.settings.chunk_tokens}"
     chunks: Sequence[Chunk] = ()
     with trace.span("chunk", chunker=chunker) as span:
-        with engine.connect() as connection:
+        with reading(engine) as connection:
             of_text = select(ChunkRow.id).where(
                 ChunkRow.clean_text_id == item.clean_text_id, ChunkRow.chunker == chunker
             )
@@ -103,20 +105,23 @@ def chunk_step(engine: Engine, item: Item, trace: Trace, counter: Callable[[], T
 def embed_step(engine: Engine, item: Item, lease: Lease, trace: Trace, client: EngineClient) -> None:
     """chunked → embedded, and the message for extraction."""
     embedder = item.settings.embedder
-    with engine.connect() as connection:
+    with reading(engine) as connection:
         missing = _missing_vectors(connection, item, embedder)
-    for first in range(0, len(missing), EMBED_BATCH):
-        batch = missing[first : first + EMBED_BATCH]
-        with trace.span("embed", model=embedder, chunks=len(batch)) as span:
-            result = client.embed([text for _, text in batch])
-            span.usage(result.usage)
+    batches = [missing[first : first + EMBED_BATCH] for first in range(0, len(missing), EMBED_BATCH)] or [[]]
+    for number, batch in enumerate(batches, 1):
+        vectors: Sequence[Sequence[float]] = ()
+        if batch:
+            with trace.span("embed", model=embedder, chunks=len(batch)) as span:
+                result = client.embed([text for _, text in batch])
+                span.usage(result.usage)
+                vectors = result.vectors
+            lease.check()
         with engine.begin() as connection:
-            _store_vectors(connection, embedder, [id_ for id_, _ in batch], result.vectors)
+            if batch:
+                _store_vectors(connection, embedder, [id_ for id_, _ in batch], vectors)
+            if number == len(batches):
+                hand_over(connection, item)
             store_spans(connection, item, trace)
-        lease.check()
-    with engine.begin() as connection:
-        hand_over(connection, item)
-        store_spans(connection, item, trace)
 
 
 def _find_clean_text(item: Item) -> Select[int]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, Row
 from sqlalchemy.exc import IntegrityError
 
 from db.models import INGESTING, ItemState, Step
@@ -53,6 +53,7 @@ class Item:
     schema_id: int
     schema: ExtractionSchema
     settings: Settings
+    done_before: bool  # the same work is done in another item
 
 
 def claim(engine: Engine, settings: Settings, step: Step, item_id: int, worker: str) -> Item | None:
@@ -94,9 +95,21 @@ def claim(engine: Engine, settings: Settings, step: Step, item_id: int, worker: 
         media_type=about.media_type,
         metadata=about.metadata,
         schema_id=about.schema_id,
-        schema=ExtractionSchema.parse(about.schema_name, about.json_schema, about.instructions, about.examples),
+        schema=_schema(about),
         settings=with_job_settings(settings, about.settings),
+        done_before=about.done_before,
     )
+
+
+_schemas: dict[tuple[str, str], ExtractionSchema] = {}
+
+
+def _schema(about: Row[Any]) -> ExtractionSchema:
+    """Parsed once per process: checking a schema takes longer than claiming an item."""
+    key = (about.schema_name, about.schema_digest)
+    if key not in _schemas:
+        _schemas[key] = ExtractionSchema.parse(about.schema_name, about.json_schema, about.instructions, about.examples)
+    return _schemas[key]
 
 
 def advance(

@@ -102,10 +102,11 @@ class WorkerFlow:
 
     def _try(self, item: Item, lease: Lease, trace: Trace) -> Outcome:
         try:
-            with self.engine.begin() as connection:
-                if reuse(connection, [item.id]):
-                    finish_job(connection, item)
-                    return Outcome.REUSED
+            if item.done_before:
+                with self.engine.begin() as connection:
+                    if reuse(connection, [item.id]):
+                        finish_job(connection, item)
+                        return Outcome.REUSED
             client = EngineClient.from_settings(item.settings)
             if item.step is Step.INGEST:
                 ingest(
