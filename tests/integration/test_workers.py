@@ -86,6 +86,11 @@ class House:
         self.client.close()
         self._db.dispose()
 
+    def cut_connections(self) -> None:
+        """What a restart of PostgreSQL does to those who use it."""
+        others = "datname = current_database() AND pid <> pg_backend_pid()"
+        self.rows(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}")
+
     def logs(self) -> str:
         return "\n".join(path.read_text(errors="replace")[-2000:] for path in sorted(self._folder.glob("*.log")))
 
@@ -189,7 +194,7 @@ def test_duplicate_messages_do_no_harm(house: House) -> None:
     assert sweeper.wait(timeout=TIMEOUT) == 0, "the sweeper ends in good order"
 
 
-def test_kill_minus_nine_and_an_empty_redis_change_nothing(house: House) -> None:
+def test_killed_workers_an_empty_redis_and_cut_connections_change_nothing(house: House) -> None:
     job = house.submit()
     house.engine.hold.clear()
     house.start(SWEEPER)
@@ -206,5 +211,6 @@ def test_kill_minus_nine_and_an_empty_redis_change_nothing(house: House) -> None
     house.kill(extract)
     redis.Redis.from_url(house.settings.broker_url or "").flushall()
     house.start(EXTRACT)
+    house.cut_connections()
     house.finish(job)
     check_undisturbed(house.result())
