@@ -330,14 +330,14 @@ def check_workers(settings: Settings) -> Iterator[Check]:
 
 
 def check_langfuse(settings: Settings) -> Iterator[Check]:
-    public, secret, host = settings.langfuse_public_key, settings.langfuse_secret_key, settings.langfuse_host
-    names = {"LANGFUSE_PUBLIC_KEY": public, "LANGFUSE_SECRET_KEY": secret, "LANGFUSE_HOST": host}
-    missing = [name for name, value in names.items() if not value]
-    if len(missing) == len(names):
+    public, secret = settings.langfuse_public_key, settings.langfuse_secret_key
+    host = settings.langfuse_host or "https://cloud.langfuse.com"
+    if not public and not secret:
         yield Check("langfuse", Status.OK, "no keys set: spans stay in the database")
         return
-    if public is None or secret is None or host is None:
-        yield Check("langfuse", Status.WARN, f"{', '.join(missing)} missing: nothing is mirrored", "set all three")
+    if not public or not secret:
+        missing = "LANGFUSE_SECRET_KEY" if public else "LANGFUSE_PUBLIC_KEY"
+        yield Check("langfuse", Status.WARN, f"{missing} is not set: nothing is mirrored", "set both keys, or neither")
         return
     address = f"{host.rstrip('/')}/api/public/projects"
     try:
