@@ -35,8 +35,11 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     """`auto` is bf16 where the device computes in it, fp32 elsewhere: emulated bf16 is slower than fp32."""
     if name != "auto":
         return {"bfloat16": torch.bfloat16, "float32": torch.float32}[name]
-    native = device.type == "cuda" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return torch.bfloat16 if native else torch.float32
+    if device.type == "cpu":
+        able = torch.cpu.get_capabilities()
+        native = able.get("avx512_bf16") or able.get("amx_bf16")
+        return torch.bfloat16 if native else torch.float32
+    return torch.bfloat16
 
 
 class Runner:

@@ -1,6 +1,6 @@
 """The public list: one name per op. Plain torch references everywhere for now; faster twins keep these signatures."""
 
-from kernels.linear import Linear
+from kernels.linear import GatedLinear, Linear
 from kernels.reference import (
     decode_attention,
     prefill_attention,
@@ -12,6 +12,7 @@ from kernels.reference import (
 )
 
 __all__ = [
+    "GatedLinear",
     "Linear",
     "decode_attention",
     "prefill_attention",

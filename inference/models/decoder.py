@@ -14,7 +14,7 @@ from torch import Tensor
 from inference.memory.cache import KVCache
 from inference.models.config import ModelConfig
 from kernels import ops
-from kernels.ops import Linear
+from kernels.ops import GatedLinear, Linear
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class LayerWeights:
     qkv: Linear
     o: Linear
     post_norm: Tensor
-    gate_up: Linear
+    gated: GatedLinear
     down: Linear
 
 
@@ -104,9 +104,9 @@ class Decoder:
             attended = self._attention(layer, index, normed, cos, sin, step, cache)
             if index == last:  # from here on rows do not meet: only those that sample go on
                 hidden, attended = hidden[step.logits_rows], attended[step.logits_rows]
-            hidden = hidden + layer.o(attended)
+            hidden = layer.o.add(attended, hidden)
             normed = ops.rms_norm(hidden, layer.post_norm, self.config.rms_norm_eps)
-            hidden = hidden + layer.down(ops.silu_mul(layer.gate_up(normed)))
+            hidden = layer.down.add(layer.gated(normed), hidden)
         return weights.head(ops.rms_norm(hidden, weights.norm, self.config.rms_norm_eps)).float()
 
     def _attention(

@@ -12,7 +12,7 @@ from torch import Tensor
 from inference.models.config import ModelConfig
 from inference.models.decoder import Decoder, DecoderWeights, LayerWeights
 from inference.models.sources import CheckpointError, GGUFSource, TensorSource, open_source
-from kernels.ops import Linear
+from kernels.ops import GatedLinear, Linear
 
 # Our name -> (GGUF name, Hugging Face name). `{i}` is the layer.
 _MODEL_NAMES = {
@@ -91,7 +91,7 @@ def check_tensors(source: TensorSource, expected: dict[str, _Expected], config: 
 
 
 def load_decoder(path: Path, dtype: torch.dtype, device: torch.device) -> Decoder:
-    """Read, check, merge (q, k, v and gate, up) and place the weights of the checkpoint at `path`.
+    """Read, check, merge (q, k, v) and place the weights of the checkpoint at `path`.
 
     Tensors are read one by one, so that host memory holds the model once. Raises CheckpointError, UnsupportedModel.
     """
@@ -113,7 +113,7 @@ def load_decoder(path: Path, dtype: torch.dtype, device: torch.device) -> Decode
             qkv=Linear(merge((f"{i}.q", f"{i}.k", f"{i}.v")), bias),
             o=Linear(read(f"{i}.o")),
             post_norm=read(f"{i}.post_norm"),
-            gate_up=Linear(merge((f"{i}.gate", f"{i}.up"))),
+            gated=GatedLinear(read(f"{i}.gate"), read(f"{i}.up")),
             down=Linear(read(f"{i}.down")),
         )
 

@@ -1,0 +1,100 @@
+"""Ops against what defines them, and packed products against plain ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
+
+from kernels import ops
+
+DTYPES = [torch.float32, torch.bfloat16]
+# Rounding of one result, and of a few in a row.
+CLOSE = {torch.float32: {"rtol": 1e-5, "atol": 1e-5}, torch.bfloat16: {"rtol": 2e-2, "atol": 2e-2}}
+
+
+def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rms_norm(dtype: torch.dtype) -> None:
+    x, weight = random(5, 48, dtype=dtype) * 3, random(48, seed=1, dtype=dtype)
+    before = x.clone()
+    norm = LlamaRMSNorm(48, eps=1e-5).to(dtype)
+    norm.weight.data = weight
+    torch.testing.assert_close(ops.rms_norm(x, weight, 1e-5), norm(x), **CLOSE[dtype])
+    assert torch.equal(x, before), "the input is left alone"
+
+
+def test_rope() -> None:
+    query, key = random(7, 4, 32), random(7, 2, 32, seed=1)
+    inv_freq = 10_000.0 ** (-torch.arange(0, 32, 2) / 32)
+    positions = torch.tensor([0, 1, 2, 50, 51, 3, 300])
+    angles = torch.outer(positions.float(), inv_freq)
+    angles = torch.cat((angles, angles), -1)[None]
+    expected = apply_rotary_pos_emb(query.transpose(0, 1)[None], key.transpose(0, 1)[None], angles.cos(), angles.sin())
+    cos, sin = (table[positions] for table in ops.rope_tables(inv_freq, 301, torch.float32))
+    for x, theirs in zip((query, key), expected, strict=True):
+        torch.testing.assert_close(ops.rope(x, cos, sin), theirs[0].transpose(0, 1), **CLOSE[torch.float32])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [0, 1, 17, 70])
+@pytest.mark.parametrize("bias", [False, True])
+def test_linear_layers_packed_and_plain(rows: int, bias: bool, dtype: torch.dtype) -> None:
+    x, weight = random(rows, 96, dtype=dtype), random(160, 96, seed=1, dtype=dtype) / 10
+    offset = random(160, seed=2, dtype=dtype) if bias else None
+    up, residual = random(160, 96, seed=3, dtype=dtype) / 10, random(rows, 160, seed=4, dtype=dtype)
+    exact = F.linear(x.double(), weight.double(), None if offset is None else offset.double())
+    gated = F.silu(F.linear(x.double(), weight.double())) * F.linear(x.double(), up.double())
+    for pack in (False, True):
+        linear = ops.Linear(weight, offset, pack=pack)
+        torch.testing.assert_close(linear(x), exact.to(dtype), **CLOSE[dtype])
+        torch.testing.assert_close(linear.add(x, residual), (residual + exact).to(dtype), **CLOSE[dtype])
+        torch.testing.assert_close(ops.GatedLinear(weight, up, pack=pack)(x), gated.to(dtype), **CLOSE[dtype])
+
+
+@pytest.mark.parametrize("lengths", [(1,), (8,), (3, 9, 16), (1, 40, 17, 8)])
+@pytest.mark.parametrize("groups", [1, 3, 8])
+def test_decode_attention_over_pages(lengths: tuple[int, ...], groups: int) -> None:
+    kv_heads, size, page = 2, 16, 8
+    width = -(-max(lengths) // page)
+    pool = torch.randperm(width * len(lengths) + 5, generator=torch.Generator().manual_seed(0)) + 1
+    keys = random(len(pool) + 1, page, kv_heads, size, seed=1)
+    values = random(len(pool) + 1, page, kv_heads, size, seed=2)
+    query = random(len(lengths), kv_heads * groups, size, seed=3)
+    pages = torch.zeros(len(lengths), width, dtype=torch.int64)  # 0, the dummy, beyond the end
+    for row, length in enumerate(lengths):
+        count = -(-length // page)
+        pages[row, :count] = pool[row * width : row * width + count]
+    beyond = torch.arange(width * page) >= torch.tensor(lengths)[:, None]
+    mask = torch.zeros(beyond.shape).masked_fill(beyond, float("-inf"))[:, None, None]
+    out = ops.decode_attention(query, keys, values, pages, mask, size**-0.5)
+    for row, length in enumerate(lengths):
+        key, value = (cache[pages[row]].flatten(0, 1)[:length].double() for cache in (keys, values))
+        for head in range(kv_heads * groups):
+            scores = key[:, head // groups] @ query[row, head].double() * size**-0.5
+            expected = scores.softmax(0) @ value[:, head // groups]
+            torch.testing.assert_close(out[row, head].double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("count", "length"), [(1, 1), (5, 5), (3, 12), (1, 30), (30, 31)])
+def test_prefill_attention_sees_the_past_and_no_future(count: int, length: int) -> None:
+    query, key, value = random(count, 6, 16), random(length, 2, 16, seed=1), random(length, 2, 16, seed=2)
+    out = ops.prefill_attention(query, key, value, 0.25)
+    for row in range(count):
+        seen = length - count + row + 1
+        for head in range(6):
+            scores = key[:seen, head // 3].double() @ query[row, head].double() * 0.25
+            expected = scores.softmax(0) @ value[:seen, head // 3].double()
+            torch.testing.assert_close(out[row, head].double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_write_cache_puts_each_token_in_its_slot() -> None:
+    cache, values = torch.zeros(4, 3, 2, 5), random(3, 2, 5)
+    ops.write_cache(cache, values, torch.tensor([11, 3, 4]))
+    flat = cache.flatten(0, 1)
+    assert torch.equal(flat[[11, 3, 4]], values)
+    assert flat[[0, 1, 2, 5, 6, 7, 8, 9, 10]].abs().sum() == 0
