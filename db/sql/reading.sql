@@ -21,7 +21,7 @@ FROM quarry.job_item WHERE job_id = :job_id GROUP BY state;
 
 -- name: pace
 -- What was worked off in the last minute or since the job began; reused and rejected items took no time.
-SELECT count(*) AS finished,
+SELECT count(i.id) AS finished,
        extract(epoch FROM now() - greatest(j.created_at, now() - interval '60 seconds')) AS seconds,
        extract(epoch FROM coalesce(j.finished_at, now()) - j.created_at) AS elapsed
 FROM quarry.job j

@@ -160,6 +160,19 @@ def test_a_document_becomes_rows_with_their_provenance(bench: Bench) -> None:
     assert bench.rows(sliced) == [(True,)]
 
 
+def test_a_rate_is_estimated_from_work_done_and_only_then(bench: Bench) -> None:
+    bench.work(bench.submit("Miller Ltd"))
+    job = bench.submit("Miller Ltd", "Smith Ltd", "Potter Ltd")
+    before = bench.client.progress(job)
+    assert (before.reused, before.finished) == (1, 1)
+    assert (before.rate, before.eta_seconds) == (None, None)
+    for step in (bench.worker.ingest, bench.worker.extract):
+        step(bench.items(job)[1])
+    after = bench.client.progress(job)
+    assert after.rate is not None
+    assert after.eta_seconds == 1 / after.rate, "one document is left"
+
+
 def test_a_late_duplicate_finds_nothing_to_do(bench: Bench) -> None:
     job = bench.submit("Miller Ltd")
     bench.work(job)
