@@ -25,7 +25,7 @@ from workers.logs import mask, set_up_logging
 from workers.processes import Identity, tail
 from workers.state import State, UnitState, log_file, read_state
 
-HOPELESS_RESTARTS = 4  # a service that dies this often before it ever answers needs a person
+HOPELESS_RESTARTS = 3  # a service that dies this often before it ever answers needs a person
 START_SECONDS = 900.0
 _STYLES = {"ready": "green", "done": "green", "resting": "red", "stopped": "dim"}
 
