@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,29 +76,23 @@ def workload(count: int, seed: int, vocab_size: int) -> list[Work]:
 def run(path: Path, *, requests: int, seed: int, as_json: bool) -> list[Result]:
     """Measure and print: a table, or JSON on standard output."""
     console = Console(stderr=True)
-    tokenizer = load_tokenizer(path)
     with console.status("loading the engine"):
-        executor = Executor(EngineConfig(path, prefix_cache=False), tokenizer)
+        executor = Executor(EngineConfig(path, prefix_cache=False), load_tokenizer(path))
     dtype = getattr(torch, executor.model_info.dtype)
     work = workload(requests, seed, executor.model_info.vocab_size)
-    results = []
     try:
-        warm_up = work[0]
-        _ours(executor, [warm_up], "warm-up")
+        _ours(executor, work[:1], "warm-up")
         with console.status(f"our engine: {requests} requests at once"):
-            results.append(_timed("quarry", work, lambda: _ours(executor, work, "run")))
+            results = [_timed("quarry", work, partial(_ours, executor, work, "run"))]
     finally:
         executor.shutdown()
-    del executor
     with console.status("loading transformers"):
         rival = _transformers(path, dtype)
-    _generate(rival, [work[0]])
+    _generate(rival, work[:1])
     for batch in BATCHES:
         with console.status(f"transformers.generate, batches of {batch}"):
             parts = [work[i : i + batch] for i in range(0, len(work), batch)]
-            results.append(
-                _timed(f"transformers, batch {batch}", work, lambda p=parts: [_generate(rival, x) for x in p])
-            )  # type: ignore[misc]
+            results.append(_timed(f"transformers, batch {batch}", work, partial(_in_batches, rival, parts)))
     _print(path, results, as_json)
     return results
 
@@ -130,7 +125,8 @@ def _transformers(path: Path, dtype: torch.dtype) -> Any:
     if config.tie_word_embeddings:
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
     missing, surplus = model.load_state_dict(state, strict=False)
-    assert not surplus and not [name for name in missing if "rotary" not in name], (missing, surplus)
+    assert not surplus, surplus
+    assert all("rotary" in name for name in missing), missing
     return model.eval()
 
 
@@ -151,6 +147,11 @@ def _hf_config(config: ModelConfig) -> Any:
         tie_word_embeddings=config.tie_word_embeddings,
         attn_implementation="sdpa",
     )
+
+
+def _in_batches(model: Any, parts: Sequence[Sequence[Work]]) -> None:
+    for part in parts:
+        _generate(model, part)
 
 
 @torch.inference_mode()
