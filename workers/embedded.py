@@ -244,7 +244,7 @@ class Postgres:
                 "run Quarry as another user, or set QUARRY_DATABASE_URL"
             )
         command = ["setpriv", f"--reuid={self._account.pw_uid}", f"--regid={self._account.pw_gid}", "--clear-groups"]
-        if not (_open_to_all(self.data) and _open_to_all(self.bin)):
+        if not (_open_to_all(self.folder) and _open_to_all(self.bin)):
             # Keep root's right to walk through closed folders (/root, as a rule) instead of opening them to everyone.
             command += ["--inh-caps=+dac_override", "--ambient-caps=+dac_override"]
         return command
