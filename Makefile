@@ -21,7 +21,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "Setting up $(VENV): some minutes the first time." >&2
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	@PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
 	@touch $@
 
 setup: $(VENV)/.installed  ## the virtual environment, with everything in it
