@@ -14,11 +14,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import gguf
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
+
+from inference.gguf_file import open_gguf
 
 # How byte-level BPE tokenizers split text before merging, by the name that GGUF gives the rule. The patterns are those
 # of the models' own tokenizer.json files.
@@ -129,7 +130,7 @@ def _refuse(message: str) -> None:
 def load_tokenizer(path: Path) -> Tokenizer:
     """Read the tokenizer of a checkpoint: a folder with tokenizer.json or with one .gguf file, or a .gguf file.
 
-    A tokenizer.json saved beside a .gguf file is taken instead of the metadata, which takes half a minute to read.
+    A tokenizer.json saved beside a .gguf file is taken instead of the metadata.
     Raises TokenizerError.
     """
     if path.is_dir():
@@ -199,7 +200,7 @@ def _end_tokens(backend: Backend, named: Sequence[Any]) -> tuple[int, ...]:
 
 
 def _from_gguf(path: Path) -> Tokenizer:
-    fields = gguf.GGUFReader(path).fields
+    fields = open_gguf(path).fields
 
     def get(key: str, default: Any = None) -> Any:
         field = fields.get(f"tokenizer.{key}")

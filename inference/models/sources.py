@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
-import gguf
 import numpy as np
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from inference.gguf_file import GGUFFileError, dequantize, open_gguf
 from inference.models import config as model_config
 from inference.models.config import ModelConfig
 
@@ -79,15 +79,17 @@ class GGUFSource:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._reader = gguf.GGUFReader(path)
-        except (ValueError, IndexError, KeyError) as error:
-            raise CheckpointError(f"{path}: not a readable GGUF file ({error}); download it again") from error
+            self._reader = open_gguf(path)
+        except GGUFFileError as error:
+            raise CheckpointError(str(error)) from error
         self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
+        # GGUF lists dimensions fastest first.
+        self._shapes = {name: tuple(int(n) for n in reversed(tensor.shape)) for name, tensor in self._tensors.items()}
         self._config: ModelConfig | None = None
 
     def config(self) -> ModelConfig:
         if self._config is None:
-            # The tokenizer's arrays take half a minute to turn into Python objects and are not needed here.
+            # The tokenizer's arrays are long, and not needed here.
             metadata: dict[str, Any] = {
                 key: field.contents() for key, field in self._reader.fields.items() if not key.startswith("tokenizer.")
             }
@@ -95,8 +97,7 @@ class GGUFSource:
         return self._config
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        # GGUF lists dimensions fastest first.
-        return {name: tuple(int(n) for n in reversed(tensor.shape)) for name, tensor in self._tensors.items()}
+        return self._shapes
 
     def stored(self) -> list[tuple[str, str, int]]:
         """(name, storage type, bytes) of each tensor."""
@@ -105,12 +106,12 @@ class GGUFSource:
     def read(self, name: str) -> Tensor:
         tensor = self._tensors[name]
         try:
-            values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+            values = dequantize(tensor)
         except NotImplementedError as error:
             raise CheckpointError(
                 f"{self.path}: tensor {name} is stored as {tensor.tensor_type.name}, which cannot be dequantised"
             ) from error
-        result = torch.from_numpy(np.array(values, dtype=np.float32)).reshape(self.shapes()[name])
+        result = torch.from_numpy(np.require(values, requirements="W")).reshape(self._shapes[name])
         return self._unpermute(name, result)
 
     def _unpermute(self, name: str, weight: Tensor) -> Tensor:

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Quantization
 from safetensors.torch import load_file, save_file
 
 from inference.config import EngineConfig
+from inference.gguf_file import open_gguf
 from inference.memory.pages import PagePool
 from inference.memory.prefix import root_hash
 from inference.models.config import UnsupportedModel
@@ -227,3 +229,32 @@ def test_an_unknown_kind_is_named(change: dict[str, Any], words: str, tmp_path: 
 def test_gguf_names_cover_every_tensor() -> None:
     names = [gguf_name(name) for name in make_model("qwen2").state_dict()]
     assert len(set(names)) == len(names)
+
+
+def test_metadata_arrays_are_read_as_the_library_reads_them(tmp_path: Path) -> None:
+    path = tmp_path / "arrays.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_array("words", ["plain", "", "é ü", "x" * 300])
+    writer.add_array("numbers", [1, -2, 3])
+    writer.add_array("reals", [0.5, 1.5])
+    writer.add_array("flags", [True, False])
+    writer.add_string("after", "all")
+    writer.add_tensor("t", np.arange(6, dtype=np.float32).reshape(2, 3))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    ours, theirs = open_gguf(path), gguf.GGUFReader(path)
+    assert list(ours.fields) == list(theirs.fields)
+    for key, field in theirs.fields.items():
+        assert ours.fields[key].contents() == field.contents(), key
+    assert np.array_equal(ours.tensors[0].data, theirs.tensors[0].data)
+
+
+def test_a_cut_file_is_named(tmp_path: Path) -> None:
+    path = save_gguf(make_model("llama"), tmp_path / "whole.gguf")
+    cut = tmp_path / "cut.gguf"
+    for share in (0.001, 0.02, 0.5):
+        cut.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
+        with pytest.raises(CheckpointError, match=r"cut\.gguf"):
+            open_source(cut)
