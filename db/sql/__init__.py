@@ -1,0 +1,1 @@
+"""Named queries, one file per noun; `db.named` reads them."""
