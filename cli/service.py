@@ -78,6 +78,9 @@ def bring_up(settings: Settings, console: Console, *, timeout: float = START_SEC
         state = read_state(settings)
         if state is not None and state.complete:
             console.print(f"Quarry is up already ({settings.home}).")
+            if changed := _changed(settings, state):
+                names = ", ".join(changed)
+                console.print(f"{names}: started with other settings; `quarry down`, then `quarry up` apply these.")
             return _fresh_settings()
     else:
         settings = _with_models(settings, console)
@@ -85,6 +88,14 @@ def bring_up(settings: Settings, console: Console, *, timeout: float = START_SEC
     _watch(settings, console, child, time.monotonic() + timeout)
     console.print(f"Quarry is up ({settings.home}). `quarry status` shows it, `quarry down` stops it.")
     return _fresh_settings()
+
+
+def _changed(settings: Settings, state: State) -> list[str]:
+    """The services that a fresh start would start otherwise."""
+    from workers.services import plan
+
+    digests = {unit.name: unit.digest for unit in state.units}
+    return [service.name for service in plan(settings) if service.digest(settings) != digests.get(service.name)]
 
 
 def _fresh_settings() -> Settings:

@@ -54,12 +54,17 @@ class Service:
     endpoint: tuple[str, Callable[[], str]] | None = None  # its key in endpoints.json, and the URL
 
     def digest(self, settings: Settings) -> str:
-        """Changes with whatever would make a fresh process behave differently from a running one."""
+        """Changes with whatever would make a fresh process behave differently from a running one; empty before the
+        first `prepare`, when there is no command yet."""
+        try:
+            command = self.command()
+        except OSError:
+            return ""
         secret = {
             name: value.get_secret_value() if hasattr(value, "get_secret_value") else str(value)
             for name, value in settings.model_dump().items()
         }
-        text = json.dumps([self.command(), dict(self.env), secret], sort_keys=True)
+        text = json.dumps([command, dict(self.env), secret], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -111,7 +111,10 @@ class Supervisor:
         self.adopt()
         try:
             while not self.stop.is_set():
-                self.tick()
+                try:
+                    self.tick()
+                except OSError as error:  # a full disk, too many open files: what runs is to run on
+                    log.error("can't look after the services just now", error=str(error))
                 self.stop.wait(CALM_TICK_SECONDS if self._calm() else TICK_SECONDS)
         finally:
             self.stop_all()
@@ -125,7 +128,8 @@ class Supervisor:
         A process whose command or settings would be others today is ended as well, unless `changed_too`.
         """
         known = {unit.name: unit for unit in (read_state(self.settings) or State()).units}
-        self._urls = {key: url for key, url in self.settings.recorded().items() if key in URLS}
+        ours = {unit.service.endpoint[0] for unit in self.units if unit.service.endpoint}
+        self._urls = {key: url for key, url in self.settings.recorded().items() if key in ours}
         kept: set[int] = set()
         for unit in self.units:
             if process := self._recognise(unit, known.get(unit.service.name), changed_too):
@@ -140,9 +144,8 @@ class Supervisor:
     def _recognise(self, unit: Unit, known: UnitState | None, changed_too: bool) -> psutil.Process | None:
         if known is None or known.pid is None or known.started is None or unit.service.one_shot:
             return None
-        with suppress(OSError):  # no port chosen yet: nothing of it can be running
-            if changed_too or unit.service.digest(self.settings) == known.digest:
-                return Identity(known.pid, known.started).process()
+        if changed_too or unit.service.digest(self.settings) == known.digest:
+            return Identity(known.pid, known.started).process()
         return None
 
     def _end_others(self, kept: set[int]) -> None:
@@ -250,9 +253,10 @@ class Supervisor:
         name = unit.service.name
         if unit.phase is Phase.READY and clock() - unit.since > RAN_WELL_SECONDS:
             unit.deaths = 0
-        how = f"ended with status {status}" if status >= 0 or unit.child else "ended"
-        if unit.child is not None and status < 0:
-            how = f"was ended by {signal.Signals(-status).name}"
+        how = "ended"
+        if unit.child is not None:
+            names = {number.value: number.name for number in signal.Signals}
+            how = f"ended with status {status}" if status >= 0 else f"was ended by {names.get(-status, -status)}"
         end(marked(self.settings.home, [name]), number=signal.SIGTERM, seconds=5.0)  # children that lost their parent
         self._rest(unit, how)
 
@@ -297,7 +301,8 @@ class Supervisor:
             with suppress(psutil.Error):
                 process.send_signal(unit.service.stop_signal)
             deadline = time.monotonic() + unit.service.stop_seconds
-            while not ended(process) and time.monotonic() < deadline and not self.hurry:
+            patient = unit.service.endpoint is not None  # a server ends soon once its clients have gone
+            while not ended(process) and time.monotonic() < deadline and (patient or not self.hurry):
                 time.sleep(0.02)
             end(members, number=signal.SIGKILL, seconds=0.0)
             if unit.child is not None:

@@ -36,12 +36,13 @@ class Installation:
     home: Path
     engine_url: str
 
-    def quarry(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def quarry(self, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+        """The command's end; `more` are environment variables."""
         own = {"QUARRY_HOME": str(self.home), "QUARRY_ENGINE_URL": self.engine_url}
         own |= {"QUARRY_MODEL": "fake", "QUARRY_EMBEDDER": "fake-embedder", "QUARRY_SWEEP_SECONDS": "0.2"}
         command = [sys.executable, "-m", "cli.main", *arguments]
         return subprocess.run(
-            command, cwd=ROOT, env=os.environ | own, capture_output=True, text=True, timeout=TIMEOUT, check=False
+            command, cwd=ROOT, env=os.environ | own | more, capture_output=True, text=True, timeout=TIMEOUT, check=False
         )
 
     @property
@@ -95,6 +96,8 @@ def test_the_service_from_up_to_down(installation: Installation) -> None:
     again = installation.quarry("up")
     assert again.returncode == 0
     assert "up already" in again.stderr
+    assert "other settings" not in again.stderr
+    assert "sweeper: started with other settings" in installation.quarry("up", QUARRY_CHUNK_TOKENS="99").stderr
 
     doctor = installation.quarry("doctor", "--format", "jsonl")
     checks = [json.loads(line) for line in doctor.stdout.splitlines()]
