@@ -263,8 +263,10 @@ class _Reading:
         if halves is None or splits >= MAX_SPLITS:
             raise DocumentError(
                 "truncated",
-                f"the answer for {sum(len(chunk.text) for chunk in chunks)} characters of text did not fit "
-                f"{self.settings.max_output_tokens} tokens; raise QUARRY_MAX_OUTPUT_TOKENS or set maxItems",
+                f"the answer for {sum(len(chunk.text) for chunk in chunks)} characters of text did not end within "
+                f"{self._output_budget(chunks)} tokens, the room for what can be copied from it (at most "
+                f"QUARRY_MAX_OUTPUT_TOKENS, {self.settings.max_output_tokens}); bound the schema's lists by maxItems "
+                "and its texts by maxLength, or use a larger model",
             )
         return [answer for half in halves for answer in self.read(half, splits + 1)]
 
