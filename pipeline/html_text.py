@@ -138,6 +138,7 @@ class _State:
     kind: BlockKind = BlockKind.PARAGRAPH
     level: int = 0
     cells: list[str] | None = None  # of the open row of a data table
+    heads: int = 0  # how many of them are header cells, from the left
 
     def add(self, text: str | None) -> None:
         if text:
@@ -236,7 +237,8 @@ def _open(state: _State, element: etree._Element, tag: str, undo: list[tuple[str
     elif tag in _ROWS:
         state.flush()
         undo.append(("cells", state.cells))
-        state.cells = [] if state.cells is None and _is_data_row(element) else state.cells
+        if state.cells is None and _is_data_row(element):
+            state.cells, state.heads = [], 0
     elif tag in _CELLS:
         state.flush()
     elif tag in _BLOCKS:
@@ -270,6 +272,8 @@ def _close(state: _State, element: etree._Element, tag: str, undo: list[tuple[st
             state.kind, state.level = BlockKind.PARAGRAPH, 0
     elif tag in _CELLS:
         if state.cells is not None:
+            is_head = tag == "th" or element.get("role") == "head"
+            state.heads += is_head and state.heads == len(state.cells)
             state.cells.append(state.take())
         else:
             state.flush()
@@ -280,7 +284,9 @@ def _close(state: _State, element: etree._Element, tag: str, undo: list[tuple[st
             stray = state.take()
             filled = [cell for cell in (*cells, stray) if cell]
             if filled:
-                text = " | ".join(cells) if len(filled) > 1 else filled[0]
+                pair = len(cells) == len(filled) == 2 and state.heads == 1  # a name and its value
+                text = ": ".join([cells[0].rstrip(" :"), cells[1]]) if pair else " | ".join(cells)
+                text = text if len(filled) > 1 else filled[0]
                 state.blocks.append(
                     Block(BlockKind.ROW, text, 0, min(state.link_chars, len(text)), state.boilerplate > 0)
                 )

@@ -1,15 +1,16 @@
 """The prompt: rules and the schema's instructions and examples, then the document, then the fields to fill in.
 
 All but the document and the fields are the same bytes for every document of a schema, so the engine computes them
-once. The fields come last on purpose: a small model forgets what it read before a long document. On twelve recipe
-pages the 0.5B default filled 82 % of the values rightly with the fields behind the document, 72 % with them before it
-(where lists ran on into what followed them), and 71–81 % with both.
+once. The fields come last on purpose: a small model forgets what it read before a long document. On 27 English recipe
+pages (391 values) the 0.5B default filled 79 % rightly with the fields behind the document, 77 % with them in both
+places and 70 % with them before it, where lists ran on into what followed them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,10 @@ RULES_MANY = (
 )
 ASK_ONE = "Fill in this record of the document:"
 ASK_MANY = "List every record of the document with these fields:"
+MAX_LABEL_CHARS = 80  # a longer line between two lists is a sentence
+_BLANK = re.compile(r"\n(?:[ \t]*\n)+")
+_ITEM = re.compile(r"[ \t]*- ")
+_HEADING = re.compile(r"(#{1,6}) ")
 MAX_DEPTH = 6  # of fields inside fields that are described
 
 
@@ -52,12 +57,50 @@ class Prompt:
         """The chat for one document's text."""
         return [
             {"role": "system", "content": self.system},
-            {"role": "user", "content": f"{_document(text)}\n\n{self.ask}"},
+            {"role": "user", "content": f"{_document(lists_together(text))}\n\n{self.ask}"},
         ]
 
     def sha256(self, text: str) -> str:
         """What identifies the prompt that was sent."""
         return hashlib.sha256(json.dumps(self.messages(text), ensure_ascii=False).encode()).hexdigest()
+
+
+def lists_together(text: str) -> str:
+    """`text` without the blank lines between the parts of one list: around a label or a deeper heading that stands
+    between list items. A small model takes them for the list's end (ingredients found: 80 % without this, 89 % with
+    it on the 27 pages). Values are searched in the text as it is, never in this view of it."""
+    parts = _BLANK.split(text)
+    joined = parts[:1]
+    heading = list_heading = _level(parts[0])  # levels: of the last heading, and of the one that the list stands under
+    for number in range(1, len(parts)):
+        part, before = parts[number], parts[number - 1]
+        goes_on = number >= 2 and _is_item(parts[number - 2])
+        if _is_item(part):
+            tight = _is_label(before, list_heading) and (goes_on or not _level(before))
+            list_heading = list_heading if tight and goes_on else heading
+        else:
+            between = _is_item(before) and number + 1 < len(parts) and _is_item(parts[number + 1])
+            tight = between and _is_label(part, list_heading)
+            heading = _level(part) or heading
+        joined.append(("\n" if tight else "\n\n") + part)
+    return "".join(joined)
+
+
+def _level(part: str) -> int:
+    match = _HEADING.match(part)
+    return len(match[1]) if match else 0
+
+
+def _is_item(part: str) -> bool:
+    return bool(_ITEM.match(part))
+
+
+def _is_label(part: str, list_heading: int) -> bool:
+    """A single short line that names a part of a list: no item, table row or sentence, and no heading as high as the
+    one above the list."""
+    if "\n" in part or len(part) > MAX_LABEL_CHARS or _is_item(part) or " | " in part or part.endswith("."):
+        return False
+    return not _level(part) or _level(part) > list_heading
 
 
 def _document(text: str) -> str:
@@ -70,7 +113,7 @@ def _fields(entity: Mapping[str, Any], schema: ExtractionSchema, depth: int) -> 
         field = schema.resolve(sub)
         described = field.get("description") or sub.get("description") or ""
         parts = [part for part in (described, _kind(field, schema)) if part]
-        yield "  " * depth + f'"{name}": {"; ".join(parts)}'.rstrip(": ")
+        yield "  " * depth + f"- `{name}`: {'; '.join(parts)}".rstrip(": ")
         inner = field if "properties" in field else schema.resolve(field.get("items") or {})
         if "properties" in inner and depth < MAX_DEPTH:
             yield from _fields(inner, schema, depth + 1)

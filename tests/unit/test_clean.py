@@ -106,7 +106,11 @@ def test_repairs_are_reported():
 def test_layout_tables_are_blocks_and_data_tables_are_rows():
     page = (
         "<table><tr><td><h2>Left</h2><p>One.</p></td><td><table><tr><td>a</td><td>b</td></tr></table></td></tr></table>"
+        "<table><tr><th>Time:</th><td>1 h</td></tr><tr><th>h1</th><th>h2</th></tr></table>"
         "<dl><dt>Term</dt><dd>Meaning</dd></dl><pre>x  =\n  1</pre>"
     )
     tree = parse_html(page)
-    assert render(blocks(tree)) == "## Left\n\nOne.\n\na | b\n\n- Term\n- Meaning\n\n```\nx  =\n  1\n```"
+    assert (
+        render(blocks(tree))
+        == "## Left\n\nOne.\n\na | b\nTime: 1 h\nh1 | h2\n\n- Term\n- Meaning\n\n```\nx  =\n  1\n```"
+    )

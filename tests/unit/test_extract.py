@@ -103,7 +103,7 @@ def test_one_entity_with_each_value_at_its_place():
         "stop",
     )
     assert call.logprob == pytest.approx(math.log(0.5))
-    assert TEXT in engine.asked[0]
+    assert "Mix and bake." in engine.asked[0]
     assert found.notes == []
 
 

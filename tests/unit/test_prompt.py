@@ -1,4 +1,6 @@
-from pipeline.prompt import Prompt
+import pytest
+
+from pipeline.prompt import Prompt, lists_together
 from pipeline.schema import ExtractionSchema
 
 FIELDS = {
@@ -34,11 +36,34 @@ def test_the_fields_stand_behind_the_document_with_what_they_hold():
     assert user["content"] == (
         "<document>\nThe text.\n</document>\n\n"
         "Fill in this record of the document:\n"
-        '"name": Full name\n'
-        '"kind": one of "a", "b"\n'
-        '"born": a date as YYYY-MM-DD\n'
-        '"age": a whole number\n'
-        '"jobs": Every job\n'
-        '  "title"\n'
-        '  "paid": true or false'
+        "- `name`: Full name\n"
+        '- `kind`: one of "a", "b"\n'
+        "- `born`: a date as YYYY-MM-DD\n"
+        "- `age`: a whole number\n"
+        "- `jobs`: Every job\n"
+        "  - `title`\n"
+        "  - `paid`: true or false"
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "view"),
+    [
+        (
+            "## Parts\n\nFor A:\n\n- a\n\nFor B:\n\n- b\n\n## Steps\n\n- c",
+            "## Parts\n\nFor A:\n- a\nFor B:\n- b\n\n## Steps\n\n- c",
+        ),
+        (
+            "## Parts\n\n- a\n\n### More\n\n- b\n\n### Steps\n\nDo it.",
+            "## Parts\n\n- a\n### More\n- b\n\n### Steps\n\nDo it.",
+        ),
+        ("### Parts\n\n- a\n\n### Steps\n\n- b", "### Parts\n\n- a\n\n### Steps\n\n- b"),
+        ("- a\n\nA whole sentence.\n\n- b", "- a\n\nA whole sentence.\n\n- b"),
+        ("- a\n\nx | y\n\n- b", "- a\n\nx | y\n\n- b"),
+        ("- a\n\n" + "long " * 20 + "\n\n- b", "- a\n\n" + "long " * 20 + "\n\n- b"),
+        ("One.\n\nTwo.\n\n\n\nThree.", "One.\n\nTwo.\n\nThree."),
+        ("", ""),
+    ],
+)
+def test_parts_of_one_list_stand_together_and_everything_else_apart(text, view):
+    assert lists_together(text) == view
