@@ -6,5 +6,5 @@ import os
 
 # OpenMP reads this once, when torch is loaded. Its default is that idle threads spin; where other processes want the
 # same cores (workers, a database), a spinning thread keeps its own partner from running: measured with two busy
-# neighbours on two cores, a decode step took 720 ms with spinning and 95 ms without, and alone there was no difference.
+# neighbours on two cores, a decode step took 720 ms with spinning and 95 ms without.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")

@@ -20,7 +20,7 @@ class EngineConfig:
     dtype: str = "auto"  # auto, bfloat16, float32
     max_model_len: int | None = None  # tokens of prompt and output; None: the model's own, as far as the cache reaches
     max_num_seqs: int = 32
-    max_num_batched_tokens: int = 1024
+    max_num_batched_tokens: int = 512  # a step of 1,024 is a quarter slower per token on the CPU: it leaves the cache
     max_waiting: int = 1024
     page_size: int = 32  # tokens
     kv_cache_bytes: int = 1 << 30

@@ -13,6 +13,7 @@ from inference.memory.pages import DUMMY_PAGE
 from inference.models.decoder import DecodeGroup, Decoder, PrefillSegment, StepTensors
 from inference.models.loader import load_decoder
 from inference.plan import Plan, Scheduled
+from kernels import ops
 
 # Decoding requests share a batched attention call while the longest has at most this many times the pages of the
 # shortest: fewer calls against pages read for nothing. The dummy page fills the gap.
@@ -117,9 +118,10 @@ class Runner:
         )
 
     def _prefill_segment(self, item: Scheduled) -> PrefillSegment:
-        slots = None
+        slots = mask = None
         if item.start:
+            mask = ops.chunk_mask(item.count, item.stop, self.dtype, self.device)
             pages = self._ints(item.sequence.pages)
             within = torch.arange(self.page_size, device=self.device)
             slots = (pages[:, None] * self.page_size + within).flatten()[: item.stop]
-        return PrefillSegment(item.row, item.row + item.count, item.stop, slots)
+        return PrefillSegment(item.row, item.row + item.count, item.stop, slots, mask)

@@ -2,6 +2,7 @@
 
 from kernels.linear import GatedLinear, Linear
 from kernels.reference import (
+    chunk_mask,
     decode_attention,
     prefill_attention,
     rms_norm,
@@ -14,6 +15,7 @@ from kernels.reference import (
 __all__ = [
     "GatedLinear",
     "Linear",
+    "chunk_mask",
     "decode_attention",
     "prefill_attention",
     "rms_norm",

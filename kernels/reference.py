@@ -66,22 +66,25 @@ def decode_attention(
     return out.reshape(batch, heads, size)
 
 
-def prefill_attention(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+def prefill_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     """A chunk of one request: query [n, H, D] are the last n of the L positions of key, value [L, KH, D] -> [n, H, D].
 
-    Causal: query i sees keys up to L - n + i.
+    mask [n, L] from `chunk_mask`, or None when the chunk is the whole context (n = L).
     """
-    count, heads, size = query.shape
-    length, kv_heads = key.shape[:2]
-    groups = heads // kv_heads
-    key = key.transpose(0, 1).unsqueeze(1).expand(kv_heads, groups, length, size).reshape(1, heads, length, size)
-    value = value.transpose(0, 1).unsqueeze(1).expand(kv_heads, groups, length, size).reshape(1, heads, length, size)
-    query = query.transpose(0, 1).unsqueeze(0)
-    if count == length:
-        out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)
-    else:
-        positions = torch.arange(length, device=query.device)
-        visible = positions <= positions[length - count :].unsqueeze(1)
-        mask = torch.zeros(count, length, dtype=query.dtype, device=query.device).masked_fill_(~visible, float("-inf"))
-        out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+    out = F.scaled_dot_product_attention(
+        query.transpose(0, 1).unsqueeze(0),
+        key.transpose(0, 1).unsqueeze(0),
+        value.transpose(0, 1).unsqueeze(0),
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=scale,
+        enable_gqa=True,
+    )
     return out.squeeze(0).transpose(0, 1)
+
+
+def chunk_mask(count: int, length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Causal mask for the last `count` of `length` positions: [count, length], 0 where visible and -inf elsewhere."""
+    positions = torch.arange(length, device=device)
+    hidden = positions > positions[length - count :].unsqueeze(1)
+    return torch.zeros(count, length, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))

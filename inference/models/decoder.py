@@ -51,7 +51,9 @@ class PrefillSegment:
     start: int
     stop: int
     length: int
-    slots: Tensor | None  # [length] int64, the context's slots; None when the rows are the whole context
+    # [length] int64, the context's slots, and [stop - start, length]; None when the rows are the whole context
+    slots: Tensor | None
+    mask: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -132,5 +134,5 @@ class Decoder:
                 past_key, past_value = key[rows], value[rows]
             else:
                 past_key, past_value = cache.gather(index, segment.slots)
-            out[rows] = ops.prefill_attention(query[rows], past_key, past_value, self._scale)
+            out[rows] = ops.prefill_attention(query[rows], past_key, past_value, segment.mask, self._scale)
         return out.view(-1, heads * size)

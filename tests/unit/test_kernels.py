@@ -83,7 +83,8 @@ def test_decode_attention_over_pages(lengths: tuple[int, ...], groups: int) -> N
 @pytest.mark.parametrize(("count", "length"), [(1, 1), (5, 5), (3, 12), (1, 30), (30, 31)])
 def test_prefill_attention_sees_the_past_and_no_future(count: int, length: int) -> None:
     query, key, value = random(count, 6, 16), random(length, 2, 16, seed=1), random(length, 2, 16, seed=2)
-    out = ops.prefill_attention(query, key, value, 0.25)
+    mask = None if count == length else ops.chunk_mask(count, length, torch.float32, torch.device("cpu"))
+    out = ops.prefill_attention(query, key, value, mask, 0.25)
     for row in range(count):
         seen = length - count + row + 1
         for head in range(6):
