@@ -26,7 +26,7 @@ RULES_MANY = (
     "A value that the document does not state is null. Answer with a JSON array only."
 )
 ASK_ONE = "Fill in this record of the document:"
-ASK_MANY = "List every record of the document with these fields:"
+ASK_MANY = "List {what}, each once, with these fields:"
 MAX_LABEL_CHARS = 80  # a longer line between two lists is a sentence
 _BLANK = re.compile(r"\n(?:[ \t]*\n)+")
 _ITEM = re.compile(r"[ \t]*- ")
@@ -50,8 +50,8 @@ class Prompt:
         for example in schema.examples:
             output = json.dumps(example["output"], ensure_ascii=False)
             system.append(f"Example:\n{_document(example['text'])}\n{output}")
-        fields = _fields(schema.entity_schema, schema, 0)
-        return cls("\n\n".join(system), "\n".join([ASK_MANY if schema.many else ASK_ONE, *fields]))
+        ask = ASK_MANY.format(what=_what(schema)) if schema.many else ASK_ONE
+        return cls("\n\n".join(system), "\n".join([ask, *_fields(schema.entity_schema, schema, 0)]))
 
     def messages(self, text: str) -> list[dict[str, str]]:
         """The chat for one document's text."""
@@ -101,6 +101,12 @@ def _is_label(part: str, list_heading: int) -> bool:
     if "\n" in part or len(part) > MAX_LABEL_CHARS or _is_item(part) or " | " in part or part.endswith("."):
         return False
     return not _level(part) or _level(part) > list_heading
+
+
+def _what(schema: ExtractionSchema) -> str:
+    """What the records are, in the schema's own words."""
+    described = str(schema.json_schema.get("description") or schema.entity_schema.get("description") or "").strip(" .")
+    return described[:1].lower() + described[1:] if described else "the records of the document"
 
 
 def _document(text: str) -> str:

@@ -83,7 +83,8 @@ class ExtractionSchema:
     ) -> ExtractionSchema:
         """Check and digest. Raises SchemaError in words, with the path of the fault.
 
-        `examples` are `{"text": …, "output": …}`, the output as the schema has it."""
+        `examples` are `{"text": …, "output": …}`, the output as the schema has it. Where instructions or examples are
+        not given, the schema's own `x-instructions` and `x-examples` count."""
         if not _NAME.match(name):
             raise SchemaError(
                 f"the name {name!r} can't be a view's name: lower-case letters, digits and underscores, "
@@ -91,6 +92,8 @@ class ExtractionSchema:
             )
         document = _as_mapping(json_schema)
         _check_document(document)
+        instructions = instructions or str(document.get("x-instructions") or "")
+        examples = examples or _list(document.get("x-examples") or ())
         root = _resolve(document, document)
         many = _type_of(root) == "array"
         entity = _resolve(root.get("items") or {}, document) if many else root

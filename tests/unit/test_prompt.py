@@ -67,3 +67,16 @@ def test_the_fields_stand_behind_the_document_with_what_they_hold():
 )
 def test_parts_of_one_list_stand_together_and_everything_else_apart(text, view):
     assert lists_together(text) == view
+
+
+@pytest.mark.parametrize(
+    ("description", "ask"),
+    [
+        ("The people in a text.", "List the people in a text, each once, with these fields:\n- `name`: Full name"),
+        (None, "List the records of the document, each once, with these fields:\n- `name`: Full name"),
+    ],
+)
+def test_an_array_is_asked_for_in_the_schemas_own_words(description, ask):
+    item = {"type": "object", "properties": {"name": FIELDS["properties"]["name"]}}
+    schema = {"type": "array", "items": item} | ({"description": description} if description else {})
+    assert Prompt.of(ExtractionSchema.parse("person", schema)).ask == ask

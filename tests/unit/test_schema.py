@@ -133,3 +133,10 @@ def test_examples_must_fit_the_schema():
         parse(PERSON, examples=[{"text": "Ann", "output": {"name": 5}}])
     with pytest.raises(SchemaError, match="example 1 must be"):
         parse(PERSON, examples=[{"output": {}}])
+
+
+def test_a_schema_may_carry_its_instructions_and_examples():
+    own = [{"text": "Ann", "output": {"name": "Ann"}}]
+    schema = parse(PERSON | {"x-instructions": "No pets.", "x-examples": own})
+    assert (schema.instructions, schema.examples) == ("No pets.", tuple(own))
+    assert parse(PERSON | {"x-instructions": "No pets."}, instructions="Other.").instructions == "Other."
