@@ -11,8 +11,6 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from inference.config import EngineConfig
@@ -21,7 +19,7 @@ from inference.memory.pages import PagePool
 from inference.plan import LogitsRow, Plan
 from inference.request import FinishReason, Response, TokenLogprob, Usage
 from inference.runner import Runner
-from inference.sampling import Sample, SamplingRow, sample
+from inference.sampling import Masks, Sample, SamplingRow, sample
 from inference.scheduler import Scheduler
 from inference.sequence import Sequence
 
@@ -73,7 +71,7 @@ class Engine:
             prefix_cache=config.prefix_cache,
         )
         self._alive: dict[str, Sequence] = {}
-        self._masks = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        self._filler = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         self.stats = EngineStats(pages_total=self.pool.total, pages_free=self.pool.free)
 
     @property
@@ -96,7 +94,7 @@ class Engine:
             self.end(request_id, reason, error)
 
     def close(self) -> None:
-        self._masks.shutdown()
+        self._filler.shutdown()
 
     # One step
 
@@ -124,37 +122,33 @@ class Engine:
 
     def _launch(self, plan: Plan) -> list[Sample | _Failed]:
         rows = plan.logits  # fixed before anything is sampled
-        masks = self._start_masks(rows)
+        filling = self._start_masks(rows)
         logits = self._runner.forward(plan)
-        allowed, failed = masks.result() if masks else (None, {})
-        samples: list[Sample | _Failed] = []
-        if rows:
-            mask = torch.from_numpy(allowed).to(logits.device) if allowed is not None else None
-            params = [SamplingRow(r.scheduled.sequence.request.sampling, r.scheduled.sequence.generator) for r in rows]
-            with torch.inference_mode():
-                samples += sample(logits, params, mask, self._vocab_size)
+        masks, failed = filling.result() if filling else (None, {})
+        if not rows:
+            return []
+        params = [SamplingRow(r.scheduled.sequence.request.sampling, r.scheduled.sequence.generator) for r in rows]
+        with torch.inference_mode():
+            samples: list[Sample | _Failed] = [*sample(logits, params, masks, self._vocab_size)]
         for index, error in failed.items():
             samples[index] = _Failed(error)
         return samples
 
-    def _start_masks(
-        self, rows: tuple[LogitsRow, ...]
-    ) -> Future[tuple[npt.NDArray[np.bool_] | None, dict[int, str]]] | None:
+    def _start_masks(self, rows: tuple[LogitsRow, ...]) -> Future[tuple[Masks, dict[int, str]]] | None:
         """Fill the masks beside the forward: they need only tokens that are committed already."""
-        matchers = [(r.index, m) for r in rows if (m := r.scheduled.sequence.matcher) is not None]
-        if not matchers:
+        constrained = [(row.index, m) for row in rows if (m := row.scheduled.sequence.matcher) is not None]
+        if not constrained:
             return None
-        head = self._runner.model.config.vocab_size
 
-        def fill() -> tuple[npt.NDArray[np.bool_] | None, dict[int, str]]:
-            allowed = fill_masks(matchers, len(rows), head)
-            failed = {i: error for i, m in matchers if (error := m.error)}
-            for i, _ in matchers:
-                if i not in failed and not allowed[i, : self._vocab_size].any():
-                    failed[i] = "the grammar allows no token here"
-            return allowed, failed
+        def fill() -> tuple[Masks, dict[int, str]]:
+            words = fill_masks([matcher for _, matcher in constrained], self._runner.model.config.vocab_size)
+            failed = {index: error for index, matcher in constrained if (error := matcher.error)}
+            for (index, _), line in zip(constrained, words, strict=True):
+                if index not in failed and not line.any():
+                    failed[index] = "the grammar allows no token here"
+            return Masks([index for index, _ in constrained], torch.from_numpy(words)), failed
 
-        return self._masks.submit(fill)
+        return self._filler.submit(fill)
 
     def _digest(self, plan: Plan, samples: list[Sample | _Failed], seconds: float) -> None:
         total = plan.tokens

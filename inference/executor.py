@@ -79,7 +79,6 @@ class Executor:
             page_size=config.page_size,
             pages=runner.pages,
         )
-        self._device = runner.device
         self._compiler = GrammarCompiler(tokenizer, runner.model.config.vocab_size)
         self._engine = Engine(config, runner, self._put, self.model_info.vocab_size, eos=set(tokenizer.eos_token_ids))
         self._arrivals = itertools.count()
@@ -206,7 +205,7 @@ class Executor:
     def _generator(self, request: Request) -> torch.Generator | None:
         if request.sampling.temperature == 0:
             return None
-        generator = torch.Generator(device=self._device)
+        generator = torch.Generator()
         if request.sampling.seed is None:
             generator.seed()
         else:

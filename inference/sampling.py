@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from inference.request import SamplingParams, TokenLogprob
+from kernels import ops
 
 
 @dataclass(frozen=True)
@@ -20,23 +21,31 @@ class SamplingRow:
 
 
 @dataclass(frozen=True)
+class Masks:
+    """What the constrained rows allow: a bit per token, as `kernels.ops.mask_logits` takes it."""
+
+    rows: list[int]
+    words: Tensor
+
+
+@dataclass(frozen=True)
 class Sample:
     token: int
     logprob: TokenLogprob | None
 
 
-def sample(logits: Tensor, rows: Seq[SamplingRow], allowed: Tensor | None, vocab_size: int) -> list[Sample]:
+def sample(logits: Tensor, rows: Seq[SamplingRow], masks: Masks | None, vocab_size: int) -> list[Sample]:
     """One token for each row.
 
-    logits [R, V] fp32, overwritten; allowed [R, V] bool or None; `vocab_size` <= V is the tokenizer's, tokens beyond it
-    are never chosen. Log-probabilities are taken before mask and temperature.
+    logits [R, V] fp32, overwritten; `vocab_size` <= V is the tokenizer's, tokens beyond it are never chosen.
+    Log-probabilities are taken before mask and temperature.
     """
     logits[:, vocab_size:] = float("-inf")
     wanted = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
     raw = logits[wanted] if wanted else None
-    if allowed is not None:
-        logits.masked_fill_(~allowed, float("-inf"))
-    tokens = logits.argmax(dim=-1)
+    if masks is not None:
+        ops.mask_logits(logits, masks.rows, masks.words)
+    tokens = ops.argmax(logits)
     random = [i for i, row in enumerate(rows) if row.params.temperature > 0]
     if random:
         tokens[random] = _draw(logits[random], [rows[i] for i in random])
@@ -47,28 +56,16 @@ def sample(logits: Tensor, rows: Seq[SamplingRow], allowed: Tensor | None, vocab
 
 
 def _draw(logits: Tensor, rows: Seq[SamplingRow]) -> Tensor:
-    """logits [n, V] -> tokens [n]: temperature, then top-k, then top-p, then the exponential race, which draws from the
-    categorical distribution (argmax p / e with e ~ Exp(1))."""
-    device = logits.device
-    logits = logits / torch.tensor([row.params.temperature for row in rows], device=device).unsqueeze(1)
-    if any(row.params.top_k > 0 or row.params.top_p < 1 for row in rows):
-        logits = _truncate(logits, rows)
-    noise = torch.empty_like(logits)
-    for i, row in enumerate(rows):
-        noise[i].exponential_(generator=row.generator)
-    return (logits.softmax(dim=-1) / noise.clamp_min_(torch.finfo(noise.dtype).tiny)).argmax(dim=-1)
-
-
-def _truncate(logits: Tensor, rows: Seq[SamplingRow]) -> Tensor:
-    vocab = logits.shape[-1]
-    ordered, order = logits.sort(dim=-1, descending=True)
-    top_k = torch.tensor([row.params.top_k or vocab for row in rows], device=logits.device).unsqueeze(1)
-    ordered = ordered.masked_fill(torch.arange(vocab, device=logits.device) >= top_k, float("-inf"))
-    probabilities = ordered.softmax(dim=-1)
-    before = probabilities.cumsum(dim=-1) - probabilities  # the mass in front of each token; the first is always kept
-    top_p = torch.tensor([row.params.top_p for row in rows], device=logits.device).unsqueeze(1)
-    ordered = ordered.masked_fill(before >= top_p, float("-inf"))
-    return torch.empty_like(logits).scatter_(1, order, ordered)
+    """One uniform number a row and token, from the request's own generator, which lives on the CPU."""
+    device, params = logits.device, [row.params for row in rows]
+    uniform = torch.stack([torch.rand((), generator=row.generator) for row in rows])
+    return ops.draw(
+        logits,
+        temperature=torch.tensor([p.temperature for p in params], dtype=torch.float32, device=device),
+        top_k=torch.tensor([p.top_k for p in params], device=device),
+        top_p=torch.tensor([p.top_p for p in params], dtype=torch.float32, device=device),
+        uniform=uniform.to(device),
+    )
 
 
 def _logprobs(raw: Tensor, tokens: Seq[int], params: Seq[SamplingParams]) -> list[TokenLogprob]:

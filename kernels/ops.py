@@ -11,12 +11,16 @@ from kernels.reference import (
     silu_mul,
     write_cache,
 )
+from kernels.sampling import argmax, draw, mask_logits
 
 __all__ = [
     "GatedLinear",
     "Linear",
+    "argmax",
     "chunk_mask",
     "decode_attention",
+    "draw",
+    "mask_logits",
     "prefill_attention",
     "rms_norm",
     "rope",

@@ -5,6 +5,8 @@ A grammar moves only on committed tokens. Masks are filled while the forward run
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import llguidance
 import llguidance.numpy as guidance_numpy
 import numpy as np
@@ -31,14 +33,13 @@ class Matcher:
         """Move on by a committed token; False, and an `error`, when the grammar does not allow it."""
         return self._inner.consume_token(token)
 
-    def fill(self, words: npt.NDArray[np.int32], row: int) -> None:
-        guidance_numpy.fill_next_token_bitmask(self._inner, words, row)
+    def fill(self, words: npt.NDArray[np.int32], line: int) -> None:
+        guidance_numpy.fill_next_token_bitmask(self._inner, words, line)
 
 
-def fill_masks(matchers: list[tuple[int, Matcher]], rows: int, head_size: int) -> npt.NDArray[np.bool_]:
-    """What each (row, matcher) allows next, [rows, head_size] bool; rows without a matcher allow everything."""
-    words = guidance_numpy.allocate_token_bitmask(rows, head_size)
-    for row, matcher in matchers:
-        matcher.fill(words, row)
-    bits = np.unpackbits(words.view(np.uint8), axis=1, count=head_size, bitorder="little")
-    return bits.view(np.bool_)
+def fill_masks(matchers: Sequence[Matcher], head_size: int) -> npt.NDArray[np.int32]:
+    """What each matcher allows next: [len(matchers), ceil(head_size / 32)], bit b of word w for token 32 w + b."""
+    words = guidance_numpy.allocate_token_bitmask(len(matchers), head_size)
+    for line, matcher in enumerate(matchers):
+        matcher.fill(words, line)
+    return words

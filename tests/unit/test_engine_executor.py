@@ -377,7 +377,7 @@ def test_a_failing_step_fails_its_requests_and_the_loop_lives_on(
 
 def test_a_grammar_that_fails_midway_fails_alone(shared: Executor, qwen2: PreTrainedModel) -> None:
     spec = GrammarSpec(GrammarKind.REGEX, "[a-z]{1,50}")
-    bad = Request("bad", (1, 2, 3), SamplingParams(max_tokens=30), spec)
+    bad = Request("bad", (1, 2, 3), SamplingParams(max_tokens=30, temperature=1.0), spec)
     good = Request("good", (4, 5, 6), SamplingParams(max_tokens=10))
     matcher = shared._compiler.matcher
     try:

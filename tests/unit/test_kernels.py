@@ -99,3 +99,71 @@ def test_write_cache_puts_each_token_in_its_slot() -> None:
     flat = cache.flatten(0, 1)
     assert torch.equal(flat[[11, 3, 4]], values)
     assert flat[[0, 1, 2, 5, 6, 7, 8, 9, 10]].abs().sum() == 0
+
+
+def test_argmax_takes_the_first_of_equals() -> None:
+    logits = torch.tensor([[1.0, 5.0, 5.0, 2.0], [-1.0, -2.0, -1.0, float("-inf")]])
+    assert ops.argmax(logits).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99, 1.0])
+def test_mask_logits(share: float) -> None:
+    vocab = 333  # not a multiple of 32
+    logits = random(4, vocab)
+    allowed = torch.rand(2, vocab, generator=torch.Generator().manual_seed(1)) < share
+    bits = F.pad(allowed, (0, 352 - vocab)).view(2, 11, 32).long() << torch.arange(32)
+    words = bits.sum(-1).to(torch.uint32).view(torch.int32)
+    expected = logits.clone()
+    expected[[3, 1]] = expected[[3, 1]].masked_fill(~allowed, float("-inf"))
+    ops.mask_logits(logits, [3, 1], words)
+    assert torch.equal(logits, expected)
+
+
+def draws(
+    logits: torch.Tensor, count: int, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0
+) -> torch.Tensor:
+    """How often each token is drawn, as a share, from evenly spread uniform numbers."""
+    rows = logits.expand(count, -1)
+    tokens = ops.draw(
+        rows,
+        torch.full((count,), temperature),
+        torch.full((count,), top_k),
+        torch.full((count,), top_p),
+        (torch.arange(count) + 0.5) / count,
+    )
+    return torch.bincount(tokens, minlength=logits.shape[-1]) / count
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+def test_draws_follow_the_distribution(temperature: float) -> None:
+    logits = random(600) * 2
+    found = draws(logits, 20_000, temperature)
+    assert (found - (logits / temperature).softmax(-1)).abs().max() < 2e-4
+
+
+@pytest.mark.parametrize(
+    ("top_k", "top_p"), [(1, 1.0), (7, 1.0), (500, 1.0), (0, 0.3), (0, 0.999), (20, 0.8), (0, 1e-6)]
+)
+def test_truncated_draws(top_k: int, top_p: float) -> None:
+    """Also where more than the first candidates are needed: 500 of 600, and 0.999 of a flat distribution."""
+    logits = random(600) * 0.5
+    ordered, order = logits.sort(descending=True)
+    if top_k:
+        ordered[top_k:] = float("-inf")
+    expected = ordered.softmax(-1)
+    expected[(expected.cumsum(-1) - expected) >= top_p] = 0
+    expected = torch.zeros(600).scatter_(0, order, expected / expected.sum())
+    found = draws(logits, 20_000, top_k=top_k, top_p=top_p)
+    assert (found - expected).abs().max() < 2e-4
+    assert ((found > 0) <= (expected > 0)).all()
+
+
+def test_draws_at_the_edges() -> None:
+    logits = torch.tensor([[0.0, 1.0, float("-inf")], [float("-inf")] * 3, [0.0, 1.0, float("-inf")]])
+    for uniform in (0.0, 1.0 - 2**-24):
+        tokens = ops.draw(
+            logits, torch.tensor([1.0, 1.0, 1e-30]), torch.tensor([0, 0, 2]), torch.ones(3), torch.full((3,), uniform)
+        )
+        assert tokens[0] == (0 if uniform == 0 else 1)
+        assert 0 <= tokens[1] < 3, "a row that allows nothing gives some token, and no error"
+        assert tokens[2] == 1
