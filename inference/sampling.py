@@ -42,17 +42,15 @@ def sample(logits: Tensor, rows: Seq[SamplingRow], masks: Masks | None, vocab_si
     """
     logits[:, vocab_size:] = float("-inf")
     wanted = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
-    raw = logits[wanted] if wanted else None
+    plain = _Plain.of(logits, wanted, rows) if wanted else None
     if masks is not None:
         ops.mask_logits(logits, masks.rows, masks.words)
     tokens = ops.argmax(logits)
     random = [i for i, row in enumerate(rows) if row.params.temperature > 0]
     if random:
         tokens[random] = _draw(logits[random], [rows[i] for i in random])
-    chosen: list[int] = tokens.tolist()
-    logprobs = _logprobs(raw, [chosen[i] for i in wanted], [rows[i].params for i in wanted]) if raw is not None else []
-    by_row = dict(zip(wanted, logprobs, strict=True))
-    return [Sample(token, by_row.get(i)) for i, token in enumerate(chosen)]
+    logprobs = plain.logprobs(logits, tokens) if plain is not None else {}
+    return [Sample(token, logprobs.get(i)) for i, token in enumerate(tokens.tolist())]
 
 
 def _draw(logits: Tensor, rows: Seq[SamplingRow]) -> Tensor:
@@ -68,15 +66,29 @@ def _draw(logits: Tensor, rows: Seq[SamplingRow]) -> Tensor:
     )
 
 
-def _logprobs(raw: Tensor, tokens: Seq[int], params: Seq[SamplingParams]) -> list[TokenLogprob]:
-    total = raw.logsumexp(dim=-1)
-    picked = (raw.gather(1, torch.tensor(tokens, device=raw.device).unsqueeze(1)).squeeze(1) - total).tolist()
-    most = max(p.logprobs or 0 for p in params)
-    if most:
-        top = raw.topk(most, dim=-1)
-        values, ids = (top.values - total.unsqueeze(1)).tolist(), top.indices.tolist()
-    result = []
-    for i, (token, p) in enumerate(zip(tokens, params, strict=True)):
-        best = tuple(zip(ids[i][: p.logprobs], values[i][: p.logprobs], strict=True)) if p.logprobs else ()
-        result.append(TokenLogprob(token, picked[i], best))
-    return result
+@dataclass(frozen=True)
+class _Plain:
+    """What log-probabilities need of the logits before the mask; a chosen token's own logit is the same after it."""
+
+    rows: list[int]
+    total: Tensor  # [rows] logsumexp
+    top: list[tuple[tuple[int, float], ...]]
+
+    @classmethod
+    def of(cls, logits: Tensor, wanted: list[int], rows: Seq[SamplingRow]) -> _Plain:
+        asked = [rows[i].params.logprobs or 0 for i in wanted]
+        total = torch.stack([logits[i].logsumexp(dim=-1) for i in wanted])
+        if not any(asked):
+            return cls(wanted, total, [()] * len(wanted))
+        best = logits[wanted].topk(max(asked), dim=-1)
+        values, ids = (best.values - total.unsqueeze(1)).tolist(), best.indices.tolist()
+        return cls(wanted, total, [tuple(zip(ids[n][:k], values[n][:k], strict=True)) for n, k in enumerate(asked)])
+
+    def logprobs(self, logits: Tensor, tokens: Tensor) -> dict[int, TokenLogprob]:
+        index = torch.tensor(self.rows, device=logits.device)
+        chosen = tokens[index]
+        values = (logits[index, chosen] - self.total).tolist()
+        return {
+            row: TokenLogprob(token, value, top)
+            for row, token, value, top in zip(self.rows, chosen.tolist(), values, self.top, strict=True)
+        }
