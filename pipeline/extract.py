@@ -61,7 +61,7 @@ class Mention:
 @dataclass(frozen=True)
 class Entity:
     """`key` is the normalised key of its `x-key` fields, "" when it has none. `grounded` is the share of its values
-    that have a source."""
+    that have a source, of those that could have one."""
 
     ordinal: int
     key: str
@@ -392,8 +392,9 @@ def _entity(ordinal: int, candidate: Candidate, schema: ExtractionSchema, chunks
         for entry in candidate.leaves
     ]
     sure = [mention.confidence for mention in mentions if mention.confidence is not None]
+    # A choice from an enumeration is the model's word and can have no source; it does not count against the entity.
+    paths = {entry.leaf.path for entry in candidate.leaves if not entry.leaf.derived}
     placed = {mention.path for mention in mentions if mention.start is not None}
-    paths = {mention.path for mention in mentions}
     return Entity(
         ordinal,
         entity_key(candidate.data, schema),

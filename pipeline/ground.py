@@ -1,9 +1,9 @@
 """Where a value stands in the text: exactly, after normalisation, nearly, or nowhere.
 
 An exact match has the value's characters. A normalised one differs in case, blanks, Unicode form, quotes, dashes,
-soft hyphens, zero-width characters or Markdown's own marks, or writes the same number or date another way. A fuzzy one
-lies inside one sentence and is alike for at least `FUZZY_THRESHOLD`, with the same numbers. Values of an enumeration
-and booleans are the model's words, not the text's: they have no source.
+soft hyphens, zero-width characters or Markdown's own marks, or writes the same number, date or duration another way.
+A fuzzy one lies inside one sentence and is alike for at least `FUZZY_THRESHOLD`, with the same numbers. Values of an
+enumeration and booleans are the model's words, not the text's: they have no source.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from rapidfuzz import fuzz
 
 from pipeline.schema import ExtractionSchema
-from pipeline.values import find_dates, find_numbers, parse_date
+from pipeline.values import find_dates, find_durations, find_numbers, parse_date, parse_minutes
 
 FUZZY_THRESHOLD = 85.0  # rapidfuzz's partial ratio, 0 to 100
 MIN_FUZZY_CHARS = 8  # shorter values are alike too easily
@@ -110,6 +110,10 @@ class Grounder:
             dates = [(start, end) for found, start, end in self._dates if day in found]
             if chosen := self._choose(dates, cursor, near, ()):
                 return Span(Grounding.NORMALISED, *chosen)
+        if any(character.isdigit() for character in stripped) and (minutes := parse_minutes(stripped)) is not None:
+            durations = [(start, end) for found, start, end in self._durations if found == minutes]
+            if not stripped.isdigit() and (chosen := self._choose(durations, cursor, near, hints)):
+                return Span(Grounding.NORMALISED, *chosen)
         return self._fuzzy(stripped)
 
     def _number(self, value: float, cursor: int, near: int | None) -> Span:
@@ -186,6 +190,10 @@ class Grounder:
     @cached_property
     def _numbers(self) -> list[tuple[set[float], int, int]]:
         return [found for start, end in self._regions for found in find_numbers(self._text, start, end)]
+
+    @cached_property
+    def _durations(self) -> list[tuple[float, int, int]]:
+        return [found for start, end in self._regions for found in find_durations(self._text, start, end)]
 
     @cached_property
     def _dates(self) -> list[tuple[set[Any], int, int]]:

@@ -85,6 +85,7 @@ _UNIT_MINUTES = (
     (re.compile(r"^(?:s|secs?|seconds?|sek\w*|secondes?|segundos?|secondi)$"), 1 / 60),
 )
 _DURATION_PART = re.compile(r"(\d+(?:[.,]\d+)?)?\s*([½¼¾⅓⅔])?\s*(?:[-–]|to)?\s*([^\W\d_]+|分)")
+_TOGETHER = re.compile(r"[ \u00a0]*(?:,|and|und|et|en|y|e)?[ \u00a0]*")
 _ISO_DURATION = re.compile(r"^P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)S)?)?$")
 _CLOCK = re.compile(r"^(\d{1,2}):([0-5]\d)(?::[0-5]\d)?$")
 
@@ -177,14 +178,39 @@ def parse_minutes(value: str | float | None) -> float | None:
         return int(clock[1]) * 60 + int(clock[2])
     total, found = 0.0, False
     for number, glyph, word in _DURATION_PART.findall(text.lower()):
-        unit = next((per for pattern, per in _UNIT_MINUTES if pattern.match(word)), None)
+        unit = _unit(word)
         if unit is None or not (number or glyph):
             continue
-        total += (float(number.replace(",", ".") or 0) + _FRACTIONS.get(glyph, 0.0)) * unit
+        total += _amount(number, glyph) * unit
         found = True
     if not found and re.fullmatch(r"\d+", text):
         return float(text)
     return total if found else None
+
+
+def find_durations(text: str, start: int, end: int) -> Iterator[tuple[float, int, int]]:
+    """Each duration in `text[start:end]` in minutes, with its offsets. `1 h 20 min` is one duration."""
+    total, first, last = 0.0, -1, -1
+    for match in _DURATION_PART.finditer(text, start, end):
+        unit = _unit(match[3])
+        if unit is None or not (match[1] or match[2]):
+            continue
+        if first >= 0 and not _TOGETHER.fullmatch(text, last, match.start()):
+            yield total, first, last
+            total, first = 0.0, -1
+        first = match.start() if first < 0 else first
+        last = match.end()
+        total += _amount(match[1], match[2]) * unit
+    if first >= 0:
+        yield total, first, last
+
+
+def _unit(word: str) -> float | None:
+    return next((minutes for pattern, minutes in _UNIT_MINUTES if pattern.match(word.lower())), None)
+
+
+def _amount(number: str | None, glyph: str | None) -> float:
+    return float((number or "0").replace(",", ".")) + _FRACTIONS.get(glyph or "", 0.0)
 
 
 def _day(year: int, month: int, number: int) -> date | None:

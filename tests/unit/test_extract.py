@@ -93,7 +93,7 @@ def test_one_entity_with_each_value_at_its_place():
     ]
     starts = [mention.start for mention in entity.mentions if mention.path.startswith("/ingredients")]
     assert starts == sorted(set(starts))
-    assert entity.grounded == pytest.approx(5 / 6)
+    assert entity.grounded == 1.0
     assert [mention.confidence for mention in entity.mentions] == [pytest.approx(0.5)] * 6
     assert {mention.chunk_ordinal for mention in entity.mentions} == {0, None}
     (call,) = found.runs

@@ -63,6 +63,13 @@ def test_numbers_and_dates_are_matched_by_value():
     assert find("on 29 October 2016 in", "2016-10-28") == (NONE, None)
 
 
+def test_durations_are_matched_by_value():
+    assert find("Prep: 10 mins\nCook: 1 h 20 min", "80 minutes") == (NORMALISED, "1 h 20 min")
+    assert find("Prep: 10 mins\nCook: 1 h 20 min", "10 minutes") == (NORMALISED, "10 mins")
+    assert find("Prep: 10 mins\nRest: 10 min", "10 minutes", hints=["rest"]) == (NORMALISED, "10 min")
+    assert find("Prep: 10 mins", "20 minutes") == (NONE, None)
+
+
 def test_the_right_one_of_equal_short_values_is_near_its_name():
     text = "4 stars\nServes 4\n4 reviews"
     assert Grounder(text).find(leaf("4"), hints=["serve"]).start == 15
