@@ -56,23 +56,33 @@ class Engine:
     """Scheduler, memory and model together; `step` advances every running request."""
 
     def __init__(
-        self, config: EngineConfig, runner: Runner, reply: Callable[[Response], None], vocab_size: int, eos: set[int]
+        self,
+        config: EngineConfig,
+        runner: Runner,
+        deliver: Callable[[list[Response]], None],
+        vocab_size: int,
+        eos: set[int],
     ) -> None:
+        """`deliver` gets the responses of each step once it is over."""
+        self._config = config
         self._runner = runner
-        self._reply = reply
+        self._deliver = deliver
         self._vocab_size = vocab_size
         self._eos = eos
-        self.pool = PagePool(runner.pages)
-        self.scheduler = Scheduler(
-            self.pool,
-            page_size=config.page_size,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            prefix_cache=config.prefix_cache,
-        )
         self._alive: dict[str, Sequence] = {}
+        self._replies: list[Response] = []
         self._filler = ThreadPoolExecutor(1, thread_name_prefix="grammar")
-        self.stats = EngineStats(pages_total=self.pool.total, pages_free=self.pool.free)
+        self.scheduler = self._fresh_scheduler()
+        self.stats = EngineStats(pages_total=runner.pages, pages_free=runner.pages)
+
+    def _fresh_scheduler(self) -> Scheduler:
+        return Scheduler(
+            PagePool(self._runner.pages),
+            page_size=self._config.page_size,
+            max_num_seqs=self._config.max_num_seqs,
+            max_num_batched_tokens=self._config.max_num_batched_tokens,
+            prefix_cache=self._config.prefix_cache,
+        )
 
     @property
     def idle(self) -> bool:
@@ -93,18 +103,32 @@ class Engine:
         for request_id in list(self._alive):
             self.end(request_id, reason, error)
 
+    def fail(self, error: str) -> None:
+        """After an error that no request can be blamed for: end all of them and start afresh, with an empty cache."""
+        lost, self._alive = self._alive, {}
+        self.scheduler = self._fresh_scheduler()
+        self._replies += [
+            Response(sequence.request.id, finish_reason=FinishReason.ERROR, usage=self._usage(sequence), error=error)
+            for sequence in lost.values()
+        ]
+        self._flush()
+
     def close(self) -> None:
         self._filler.shutdown()
 
     # One step
 
     def step(self) -> None:
-        """Advance all that can advance. An error of the model fails the requests in the step and no others."""
+        """Advance all that can advance, then deliver. An error of the model fails the requests in the step and no
+        others."""
         self._time_out()
         plan = self.scheduler.plan()
-        if not plan:
-            self._note(0.0, plan)
-            return
+        seconds = self._run(plan) if plan else 0.0
+        self._note(seconds, plan)
+        self._flush()
+
+    def _run(self, plan: Plan) -> float:
+        """Launch and digest a plan -> seconds on the device."""
         now = time.monotonic()
         for item in plan:
             if item.sequence.started_at is None:
@@ -115,10 +139,16 @@ class Engine:
             log.exception("a step of %d tokens failed", plan.tokens)
             for item in plan:
                 self._finish(item.sequence, FinishReason.ERROR, error=f"the engine failed in a step: {error}")
-            return
+            return time.monotonic() - now
         seconds = time.monotonic() - now
         self._digest(plan, samples, seconds)
-        self._note(seconds, plan)
+        return seconds
+
+    def _flush(self) -> None:
+        """Replies go out when the figures are up to date, so that who has the last response sees them."""
+        replies, self._replies = self._replies, []
+        if replies:
+            self._deliver(replies)
 
     def _launch(self, plan: Plan) -> list[Sample | _Failed]:
         rows = plan.logits  # fixed before anything is sampled
@@ -190,7 +220,7 @@ class Engine:
         shown = (result.token,)
         logprobs = (result.logprob,) if result.logprob else ()
         if reason is None:
-            self._reply(Response(sequence.request.id, shown, logprobs, usage=self._usage(sequence)))
+            self._replies.append(Response(sequence.request.id, shown, logprobs, usage=self._usage(sequence)))
         else:
             self._finish(sequence, reason, shown, logprobs)
 
@@ -212,7 +242,7 @@ class Engine:
             cached_tokens=self.stats.cached_tokens + usage.cached_tokens,
             completion_tokens=self.stats.completion_tokens + usage.completion_tokens,
         )
-        self._reply(Response(sequence.request.id, tokens, logprobs, reason, usage, error))
+        self._replies.append(Response(sequence.request.id, tokens, logprobs, reason, usage, error))
 
     def _usage(self, sequence: Sequence) -> Usage:
         started = sequence.started_at if sequence.started_at is not None else time.monotonic()
@@ -238,9 +268,9 @@ class Engine:
             self.stats,
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),
-            pages_free=self.pool.free,
-            pages_cached=self.pool.cached,
-            pages_owned=self.pool.owned,
+            pages_free=self.scheduler.pool.free,
+            pages_cached=self.scheduler.pool.cached,
+            pages_owned=self.scheduler.pool.owned,
             steps=self.stats.steps + bool(plan),
             step_seconds=self.stats.step_seconds + seconds,
             step_tokens=self.stats.step_tokens + plan.tokens,

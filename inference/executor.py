@@ -8,7 +8,7 @@ import math
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -80,7 +80,9 @@ class Executor:
             pages=runner.pages,
         )
         self._compiler = GrammarCompiler(tokenizer, runner.model.config.vocab_size)
-        self._engine = Engine(config, runner, self._put, self.model_info.vocab_size, eos=set(tokenizer.eos_token_ids))
+        self._engine = Engine(
+            config, runner, self._take_out, self.model_info.vocab_size, eos=set(tokenizer.eos_token_ids)
+        )
         self._arrivals = itertools.count()
         self._changed = threading.Condition()  # guards all below
         self._inbox: deque[Callable[[], None]] = deque()
@@ -217,26 +219,35 @@ class Executor:
     def _stop(self) -> None:
         self._stopped = True
 
-    def _put(self, response: Response) -> None:
+    def _work(self) -> Iterator[Callable[[], None]]:
+        """What callers have left in the inbox; waits for it when nothing else is to be done.
+
+        Taken one by one, so that one that fails does not lose those behind it.
+        """
         with self._changed:
-            self._responses[response.request_id].append(response)
-            if response.finished:
-                self._unfinished.discard(response.request_id)
+            if self._engine.idle:
+                self._changed.wait_for(lambda: bool(self._inbox))
+        while self._inbox:
+            yield self._inbox.popleft()
+
+    def _take_out(self, responses: list[Response]) -> None:
+        with self._changed:
+            for response in responses:
+                self._responses[response.request_id].append(response)
+                if response.finished:
+                    self._unfinished.discard(response.request_id)
             self._changed.notify_all()
 
     def _run(self) -> None:
         while not self._stopped:
-            with self._changed:
-                if self._engine.idle and not self._inbox:
-                    self._engine.scheduler.check()
-                    self._changed.wait_for(lambda: bool(self._inbox))
-                work, self._inbox = self._inbox, deque()
-            for action in work:
-                action()
             try:
+                if self._engine.idle:
+                    self._engine.scheduler.check()
+                for action in self._work():
+                    action()
                 self._engine.step()
             except Exception as error:  # the loop outlives its own mistakes; clients are told
                 log.exception("the engine's loop failed")
-                self._engine.end_all(FinishReason.ERROR, f"the engine's loop failed: {error}")
+                self._engine.fail(f"the engine's loop failed: {error}")
         with self._changed:
             self._changed.notify_all()

@@ -375,6 +375,32 @@ def test_a_failing_step_fails_its_requests_and_the_loop_lives_on(
         assert tokens == tuple(t for t in greedy(model, (8, 8), 4) if t != END)
 
 
+def test_a_failing_loop_fails_all_and_lives_on(
+    models: dict[str, tuple[PreTrainedModel, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, path = models["llama"]
+    with engine(path, max_num_seqs=2) as executor:
+        scheduler = executor._engine.scheduler
+        plan, plans = scheduler.plan, 0
+
+        def fail_at_the_third() -> Any:
+            nonlocal plans
+            plans += 1
+            if plans == 3:
+                scheduler.pool.allocate(1)  # and leave a page behind
+                raise RuntimeError("the books are wrong")
+            return plan()
+
+        monkeypatch.setattr(scheduler, "plan", fail_at_the_third)
+        endless = SamplingParams(max_tokens=50, ignore_eos=True)
+        results = generate(executor, *(Request(str(i), (i, 7), endless) for i in range(4)))
+        for _, last in results:
+            assert last.finish_reason is FinishReason.ERROR
+            assert "the books are wrong" in str(last.error)
+        ((tokens, _),) = generate(executor, Request("good", (8, 8), SamplingParams(max_tokens=4)))
+        assert tokens == tuple(t for t in greedy(model, (8, 8), 4) if t != END)
+
+
 def test_a_grammar_that_fails_midway_fails_alone(shared: Executor, qwen2: PreTrainedModel) -> None:
     spec = GrammarSpec(GrammarKind.REGEX, "[a-z]{1,50}")
     bad = Request("bad", (1, 2, 3), SamplingParams(max_tokens=30, temperature=1.0), spec)
