@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from cli.output import UsageError, err
-from pipeline.settings import get_settings
+from cli.errors import UsageError
+from cli.output import err
 
 app = typer.Typer(no_args_is_help=True, help="Benchmarks, each beside a rival or a ceiling from the same run.")
 
@@ -27,6 +27,7 @@ def engine(
     from bench.engine import run
     from cli.service import pull_model
     from inference.catalogue import locate
+    from pipeline.settings import get_settings
 
     settings = get_settings()
     name = pull_model(model or settings.model, settings, err())
@@ -44,6 +45,7 @@ def pipeline(
     Example: quarry bench pipeline examples/recipes --schema recipe
     """
     from bench.pipeline import run
+    from pipeline.settings import get_settings
 
     if missing := [path for path in folder if not Path(path).exists() and not any(c in path for c in "*?[")]:
         raise UsageError(f"{', '.join(missing)}: no such file or folder")

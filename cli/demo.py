@@ -6,15 +6,21 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
 
+from cli.connect import connect
+from cli.errors import UsageError
 from cli.output import Format, err, out, print_rows
-from pipeline.client import Client
-from pipeline.records import SubmitResult
+
+if TYPE_CHECKING:
+    from pipeline.client import Client
+    from pipeline.records import EntityRow, SubmitResult
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+GOLD = EXAMPLES / "gold" / "recipe.json"
 SPANS_SHOWN = 24
 ENTITIES_SHOWN = 12
 
@@ -54,13 +60,16 @@ def demo() -> None:
 
     console = err()
     if not EXAMPLES.is_dir():
-        console.print(f"quarry: {EXAMPLES} is not there; run the demo from a clone of the repository", style="red")
-        raise typer.Exit(2)
+        raise UsageError(f"{EXAMPLES} is not there: run the demo from a clone of the repository")
     settings = bring_up(get_settings(), console)
-    with Client(settings) as client:
+    with connect(settings) as client:
         submitted = [submit(client, part, console) for part in PARTS]
         labels = [(result.job_id, part.schema) for result, part in zip(submitted, PARTS, strict=True)]
-        ended = follow(client, labels, console)
+        try:
+            ended = follow(client, labels, console)
+        except KeyboardInterrupt:
+            console.print("The jobs go on: `quarry jobs` lists them, `quarry demo` shows them again.")
+            raise
         failed = sum(progress.counts.get("failed", 0) for progress in ended)
         total, reused = sum(r.items for r in submitted), sum(r.reused for r in submitted)
         if reused == total:
@@ -95,16 +104,17 @@ def show(client: Client, submitted: Sequence[SubmitResult]) -> None:
     from cli.entities import SPAN_COLUMNS, entity_rows, print_costs, span_row
 
     console = out()
+    recipes: list[EntityRow] = []
     for part, result in zip(PARTS, submitted, strict=True):
         entities = list(client.entities(part.schema, job_id=result.job_id))
+        recipes = recipes or entities
         shown = entities[:ENTITIES_SHOWN]
         columns, rows = entity_rows(client.get_schema(part.schema), shown)
         more = f" (the first {len(shown)} of {len(entities)})" if len(entities) > len(shown) else ""
         console.print()
         print_rows(columns, ({**row, "_source_uri": _short(row["_source_uri"])} for row in rows), Format.TABLE,
                    title=f"entities.{part.schema}{more}")  # fmt: skip
-    first = list(client.entities(PARTS[0].schema, job_id=submitted[0].job_id))
-    spans = [span_row(entity, span) for entity in first for span in entity.spans]
+    spans = [span_row(entity, span) for entity in recipes for span in entity.spans]
     console.print()
     print_rows(SPAN_COLUMNS, spans[:SPANS_SHOWN], Format.TABLE, right=("start", "end"),
                title=f"Where the recipes' values come from (the first {min(SPANS_SHOWN, len(spans))} of {len(spans)}; "
@@ -115,19 +125,27 @@ def show(client: Client, submitted: Sequence[SubmitResult]) -> None:
         print_rows(answer.columns, [dict(zip(answer.columns, row, strict=True)) for row in answer.rows], Format.TABLE)
 
     console.print()
-    print_costs(client, "step", None, Format.TABLE, title="Costs by step, all jobs so far")
-    _show_score(client, submitted[0].job_id)
+    print_costs(client, "step", None, Format.TABLE,
+                title="Costs by step, all jobs so far (seconds add up over documents side by side)")  # fmt: skip
+    _show_score(recipes)
 
 
-def _show_score(client: Client, job: int) -> None:
+def _show_score(recipes: Sequence[EntityRow]) -> None:
     from cli.evaluation import print_scores, read_gold
 
-    scores = read_gold(EXAMPLES / "gold" / "recipe.json").score(client.entities("recipe", job_id=job))
+    scores = read_gold(GOLD).score(recipes)
     right, expected = sum(s.correct for s in scores), sum(s.expected for s in scores)
-    out().print()
+    console = out()
+    console.print()
     print_scores(scores, Format.TABLE, title="The recipes beside their expected values")
     each = ", ".join(f"{score.field} {score.correct}/{score.expected}" for score in scores)
-    out().print(f"{right} of {expected} values are right ({right / expected:.0%}): {each}.", highlight=False)
+    console.print(f"{right} of {expected} values are right ({right / expected:.0%}): {each}.", highlight=False)
+    console.print(
+        "Right means: the same letters and digits or four fifths of the words (title, each ingredient), the same "
+        "minutes (total time, or preparation and cooking together), the same first number (yields).",
+        style="dim",
+        highlight=False,
+    )
 
 
 def _short(uri: str) -> str:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.output import Format, FormatOption, print_rows
-from pipeline.client import Client
-from pipeline.records import CostGroup, EntityRow, SchemaInfo, SearchFilters, SpanRef
-from pipeline.settings import get_settings
+from cli.connect import connect
+from cli.output import Format, FormatOption, cut, print_rows
 
-SNIPPET_CHARS = 200
+if TYPE_CHECKING:
+    from pipeline.client import Client
+    from pipeline.records import CostGroup, EntityRow, SchemaInfo, SpanRef
+
+SNIPPET_CHARS = 150
 
 
 def register(app: typer.Typer) -> None:
@@ -33,7 +35,7 @@ def entities(
 
     Example: quarry entities recipe --spans
     """
-    with Client() as client:
+    with connect() as client:
         info = client.get_schema(name)
         found = client.entities(name, job_id=job, limit=limit)
         if spans:
@@ -115,8 +117,10 @@ def search(
 
     Example: quarry search "vector index for PostgreSQL" -k 3
     """
+    from pipeline.records import SearchFilters
+
     filters = SearchFilters(job_id=job, source_prefix=source, language=language)
-    with Client() as client:
+    with connect() as client:
         rows = [
             {
                 "score": hit.score,
@@ -124,16 +128,11 @@ def search(
                 "start": hit.start,
                 "end": hit.end,
                 "heading": " > ".join(hit.heading_path),
-                "text": hit.text if format is not Format.TABLE else _snippet(hit.text),
+                "text": hit.text if format is not Format.TABLE else cut(" ".join(hit.text.split()), SNIPPET_CHARS),
             }
             for hit in client.search(text, k, filters)
         ]
     print_rows(("score", "source", "start", "end", "heading", "text"), rows, format)
-
-
-def _snippet(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= SNIPPET_CHARS else line[: SNIPPET_CHARS - 1] + "…"
 
 
 def sql(
@@ -145,9 +144,18 @@ def sql(
 
     Example: quarry sql "SELECT title, yields FROM entities.recipe ORDER BY title"
     """
-    with Client() as client, client.sql(query, timeout_seconds=timeout) as result:
-        columns = _unique(result.columns)
-        print_rows(columns, (dict(zip(columns, row, strict=True)) for row in result.rows), format)
+    from db.readonly import QueryError
+
+    try:
+        with connect() as client, client.sql(query, timeout_seconds=timeout) as result:
+            columns = _unique(result.columns)
+            print_rows(columns, (dict(zip(columns, row, strict=True)) for row in result.rows), format)
+    except QueryError as error:
+        if "permission denied" not in str(error):
+            raise
+        raise QueryError(
+            f'{error}: only the views in `entities` are seen here; psql "$(quarry dsn)" sees all'
+        ) from None
 
 
 def _unique(names: Iterable[str]) -> list[str]:
@@ -165,6 +173,8 @@ def dsn() -> None:
 
     Example: psql "$(quarry dsn)"
     """
+    from pipeline.settings import get_settings
+
     scheme, separator, rest = get_settings().endpoint("database_url").partition("://")
     typer.echo(f"{scheme.split('+')[0]}{separator}{rest}")
 
@@ -181,7 +191,7 @@ def costs(
     groups: dict[str, CostGroup] = {"step": "step", "job": "job", "schema": "schema", "model": "model"}
     if by not in groups:
         raise typer.BadParameter(f"{by!r} is not one of {', '.join(groups)}", param_hint="--by")
-    with Client() as client:
+    with connect() as client:
         print_costs(client, groups[by], job, format)
 
 

@@ -6,14 +6,17 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.output import Format, FormatOption, UsageError, print_rows
-from pipeline.client import Client
-from pipeline.evaluate import FieldScore, score_fields
-from pipeline.records import EntityRow
+from cli.connect import connect
+from cli.errors import UsageError
+from cli.output import Format, FormatOption, print_rows
+
+if TYPE_CHECKING:
+    from pipeline.evaluate import FieldScore
+    from pipeline.records import EntityRow
 
 COLUMNS = ("field", "right", "expected", "found", "exact", "precision", "recall", "f1")
 
@@ -36,10 +39,12 @@ class Gold:
 
     def score(self, entities: Iterable[EntityRow]) -> list[FieldScore]:
         """One score per field, over all gold documents; a document without an entity counts as all wrong."""
+        from pipeline.evaluate import score_fields
+
         found: dict[str, Mapping[str, Any]] = {}
         for entity in entities:
             for source in self.documents:
-                if entity.source_uri.endswith(source):
+                if entity.source_uri == source or entity.source_uri.endswith(f"/{source}"):
                     found[source] = entity.data
         pairs = [(found.get(source), values) for source, values in self.documents.items()]
         return score_fields(pairs, self.fields, self.compare, self.sums)
@@ -56,7 +61,7 @@ def read_gold(file: Path) -> Gold:
     except OSError as error:
         raise UsageError(f"{file}: can't be read ({error})") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"{file}: not a gold file, see docs/schemas.md ({error!r})") from None
+        raise UsageError(f"{file}: not a gold file ({error}): docs/schemas.md shows one") from None
 
 
 def register(app: typer.Typer) -> None:
@@ -73,12 +78,14 @@ def evaluate(
     Example: quarry eval 1 --gold examples/gold/recipe.json
     """
     truth = read_gold(gold)
-    with Client() as client:
+    with connect() as client:
         scores = truth.score(client.entities(client.job(job).schema, job_id=job))
     print_scores(scores, format)
 
 
 def print_scores(scores: Sequence[FieldScore], format: Format, title: str | None = None) -> None:
+    from pipeline.evaluate import FieldScore
+
     rows = [score_row(score) for score in scores]
     total = FieldScore("all", *(sum(getattr(s, n) for s in scores) for n in ("expected", "found", "correct", "exact")))
     print_rows(COLUMNS, [*rows, score_row(total)], format, title=title, right=COLUMNS[1:])

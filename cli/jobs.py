@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.output import Format, FormatOption, UsageError, err, print_rows
+from cli.connect import connect
+from cli.errors import UsageError
+from cli.output import Format, FormatOption, err, print_rows
 from cli.progress import duration, follow
-from pipeline.client import Client
-from pipeline.records import Progress
-from pipeline.settings import get_settings
+
+if TYPE_CHECKING:
+    from pipeline.client import Client
+    from pipeline.load import Rejected, SourceDocument
 
 REJECTIONS_SHOWN = 5
 JobArgument = Annotated[int, typer.Argument(metavar="JOB", help="The job's number, as `quarry jobs` lists it.")]
@@ -38,7 +41,8 @@ def submit(
 
     Example: quarry submit pages/ more/*.html --schema recipe --watch
     """
-    from pipeline.load import Rejected, SourceDocument, iter_sources
+    from pipeline.load import iter_sources
+    from pipeline.settings import get_settings
 
     settings = get_settings()
     fields = _fields(field or [])
@@ -48,7 +52,7 @@ def submit(
         stdin = sys.stdin.buffer if "-" in paths else None
         yield from iter_sources(paths, stdin=stdin, fields=fields, max_bytes=settings.max_document_bytes)
 
-    with Client(settings) as client:
+    with connect(settings) as client:
         with console.status("reading") as status:
             result = client.submit(
                 sources(),
@@ -70,8 +74,8 @@ def submit(
         if len(result.rejected) > REJECTIONS_SHOWN:
             console.print(f"  and more: quarry failures {result.job_id}", style="yellow", markup=False)
         if watch:
-            _end(*follow(client, [(result.job_id, name or f"job {result.job_id}")], console))
-        raise typer.Exit(1 if result.rejected and len(result.rejected) == result.items else 0)
+            _watch(client, result.job_id, name)
+        raise typer.Exit(1 if result.rejected else 0)
 
 
 def _fields(pairs: list[str]) -> dict[str, str]:
@@ -84,8 +88,13 @@ def _fields(pairs: list[str]) -> dict[str, str]:
     return fields
 
 
-def _end(progress: Progress) -> None:
-    """Say how the job ended; exit status 1 when something failed."""
+def _watch(client: Client, job: int, name: str | None) -> None:
+    """Show the job to its end and say how it ended; exit status 1 when something failed."""
+    try:
+        (progress,) = follow(client, [(job, name or f"job {job}")], err())
+    except KeyboardInterrupt:
+        err().print(f"job {job} goes on: `quarry watch {job}` shows it, `quarry cancel {job}` stops it", markup=False)
+        raise
     counts = progress.counts
     failed, cancelled = counts.get("failed", 0), counts.get("cancelled", 0)
     words = f"{counts.get('done', 0)} of {progress.items} done in {duration(progress.elapsed_seconds)}"
@@ -108,7 +117,7 @@ def jobs(
     Example: quarry jobs --limit 5
     """
     columns = ("job", "name", "schema", "state", "items", "done", "failed", "cancelled", "open", "reused", "created")
-    with Client() as client:
+    with connect() as client:
         rows = [
             {
                 "job": job.id,
@@ -133,9 +142,9 @@ def watch(job: JobArgument) -> None:
 
     Example: quarry watch 12
     """
-    with Client() as client:
+    with connect() as client:
         name = client.job(job).name
-        _end(*follow(client, [(job, name or f"job {job}")], err()))
+        _watch(client, job, name)
 
 
 def cancel(job: JobArgument) -> None:
@@ -143,7 +152,7 @@ def cancel(job: JobArgument) -> None:
 
     Example: quarry cancel 12
     """
-    with Client() as client:
+    with connect() as client:
         count = client.cancel(job)
     err().print(f"job {job}: {count} documents cancelled", markup=False)
 
@@ -156,11 +165,11 @@ def retry(
 
     Example: quarry retry 12 --watch
     """
-    with Client() as client:
+    with connect() as client:
         count = client.retry(job)
         err().print(f"job {job}: {count} documents queued again", markup=False)
         if watch and count:
-            _end(*follow(client, [(job, f"job {job}")], err()))
+            _watch(client, job, client.job(job).name)
 
 
 def failures(
@@ -173,7 +182,7 @@ def failures(
     Example: quarry failures 12 --format csv
     """
     columns = ("job", "source", "step", "reason", "detail", "attempt", "when")
-    with Client() as client:
+    with connect() as client:
         rows = [
             {
                 "job": failure.job_id,

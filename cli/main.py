@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated, Any
 
 import typer
@@ -10,46 +9,39 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from cli import bench, demo, entities, evaluation, jobs, model, schema, serve, service
+from cli.errors import DONE, explain
 
-DONE, FAILED, WRONG_USE = 0, 1, 2
+INTERRUPTED = 130  # as shells say it: 128 and the number of SIGINT
 
 
 class Group(TyperGroup):
-    """Turns the errors that a person can act on into one line and an exit status; a traceback only with --debug."""
+    """Turns an error into one line and an exit status; a traceback only with --debug."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
+        except (typer.Exit, typer.Abort, BrokenPipeError):  # Typer's own, and `quarry entities recipe | head`
+            raise
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
         except Exception as error:
-            status = _status(error)
-            if status is None or ctx.params.get("debug"):
+            if _is_usage(error) or ctx.params.get("debug"):
                 raise
-            Console(stderr=True, soft_wrap=True).print(f"quarry: {error}", style="red", markup=False, highlight=False)
+            status, words = explain(error)
+            Console(stderr=True, soft_wrap=True).print(f"quarry: {words}", style="red", markup=False, highlight=False)
             raise typer.Exit(status) from None
 
 
-def _status(error: Exception) -> int | None:
-    """2 for wrong use, 1 for what is down or broken, None for a mistake of the program."""
-    from cli.output import UsageError
-    from db.readonly import QueryError
-    from inference.catalogue import CatalogueError
-    from pipeline.client import NotFound, Unavailable
-    from pipeline.errors import PipelineError
-    from pipeline.schema import SchemaError
-    from pipeline.settings import NotConfigured
-
-    if isinstance(error, UsageError | NotFound | SchemaError | QueryError | CatalogueError):
-        return WRONG_USE
-    if isinstance(error, NotConfigured | Unavailable | PipelineError | service.ServiceError):
-        return FAILED
-    return WRONG_USE if type(error) is ValueError else None
+def _is_usage(error: Exception) -> bool:
+    """Typer's own complaint about words on the command line, which it prints itself."""
+    return hasattr(error, "show") and hasattr(error, "exit_code")
 
 
 app = typer.Typer(
     cls=Group,
     name="quarry",
-    help="Turns scraped documents into rows people can query.",
-    no_args_is_help=True,
+    help="Turns scraped documents into rows people can query. `quarry demo` shows it on the examples.",
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -57,14 +49,17 @@ app = typer.Typer(
 
 @app.callback()
 def root(
+    context: typer.Context,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
-    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
     if version:
         from importlib.metadata import version as installed
 
         typer.echo(installed("quarry"))
-        raise typer.Exit
+        raise typer.Exit(DONE)
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 demo.register(app)
@@ -80,11 +75,7 @@ app.add_typer(bench.app, name="bench", rich_help_panel="Engine")
 
 def main() -> None:
     """Entry point."""
-    try:
-        app()
-    except BrokenPipeError:  # `quarry entities recipe | head`
-        sys.stderr.close()
-        sys.exit(DONE)
+    app()
 
 
 if __name__ == "__main__":

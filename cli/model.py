@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
-from cli.output import Format, FormatOption, err, out, print_rows
-from pipeline.settings import get_settings
+from cli.output import Format, FormatOption, err, print_rows
 
 app = typer.Typer(no_args_is_help=True, help="List, pull and inspect models.")
 
@@ -20,6 +18,7 @@ def list_(format: FormatOption = Format.TABLE) -> None:
     Example: quarry model list
     """
     from inference.catalogue import list_models
+    from pipeline.settings import get_settings
 
     settings = get_settings()
     rows = []
@@ -48,6 +47,7 @@ def pull(name: Annotated[str, typer.Argument(help="A name from `quarry model lis
     """
     from cli.service import pull_model
     from inference.catalogue import find, model_dir
+    from pipeline.settings import get_settings
 
     settings = get_settings()
     got = pull_model(find(name).name, settings, err())
@@ -58,7 +58,7 @@ def pull(name: Annotated[str, typer.Argument(help="A name from `quarry model lis
 def inspect(
     name: Annotated[str, typer.Argument(help="A pulled model's name, a .gguf file or a safetensors folder.")],
     memory_gib: Annotated[float, typer.Option("--memory-gib", min=0.1, help="Memory to plan for.")] = 8.0,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    format: FormatOption = Format.TABLE,
 ) -> None:
     """Shape, tensors, memory, and how many tokens of cache a memory budget leaves.
 
@@ -66,6 +66,7 @@ def inspect(
     """
     from inference.catalogue import locate
     from inference.inspection import inspect as look
+    from pipeline.settings import get_settings
 
     found = look(locate(name, get_settings().home))
     config = found.config
@@ -85,13 +86,7 @@ def inspect(
         "KV bytes per token": found.kv_bytes_per_token,
         f"tokens of cache in {memory_gib:g} GiB": max(0, found.tokens_in(left)),
     }
-    if as_json:
-        tensors = {kind: {"tensors": n, "bytes": size} for kind, (n, size) in found.tensors.items()}
-        typer.echo(json.dumps({**facts, "tensors": tensors}, ensure_ascii=False))
-        return
-    print_rows(("property", "value"), [{"property": k, "value": v} for k, v in facts.items()], Format.TABLE)
-    rows = [
-        {"stored as": kind, "tensors": n, "MiB": f"{size / 2**20:.1f}"} for kind, (n, size) in found.tensors.items()
-    ]
-    out().print()
-    print_rows(("stored as", "tensors", "MiB"), rows, Format.TABLE, right=("tensors", "MiB"))
+    for kind, (count, size) in found.tensors.items():
+        facts[f"tensors stored as {kind}"] = count
+        facts[f"MiB stored as {kind}"] = round(size / 2**20, 1)
+    print_rows(("property", "value"), [{"property": k, "value": v} for k, v in facts.items()], format)

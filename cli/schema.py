@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.output import Format, FormatOption, UsageError, err, out, print_rows
-from pipeline.client import Client
+from cli.connect import connect
+from cli.errors import UsageError
+from cli.output import Format, FormatOption, err, print_rows
 
 app = typer.Typer(no_args_is_help=True, help="Register, list and show extraction schemas.")
 
@@ -32,7 +33,7 @@ def add(
     chosen = name or file.stem
     schema = read_json(file)
     shown = read_json(examples) if examples else []
-    with Client() as client:
+    with connect() as client:
         info = client.add_schema(chosen, schema, instructions, shown)
     console = err()
     for warning in ExtractionSchema.parse(info.name, schema, instructions, shown).warnings:
@@ -46,7 +47,7 @@ def list_(format: FormatOption = Format.TABLE) -> None:
 
     Example: quarry schema list --format jsonl
     """
-    with Client() as client:
+    with connect() as client:
         rows = [
             {
                 "name": info.name,
@@ -64,20 +65,20 @@ def list_(format: FormatOption = Format.TABLE) -> None:
 def show(
     name: str,
     version: Annotated[int | None, typer.Option(help="Default: the newest.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Only the JSON Schema, as it was registered.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The JSON Schema instead, as it was registered.")] = False,
+    format: FormatOption = Format.TABLE,
 ) -> None:
     """A schema's columns, with their SQL types and where they come from.
 
     Example: quarry schema show recipe
     """
-    with Client() as client:
+    with connect() as client:
         info = client.get_schema(name, version)
     if as_json:
         typer.echo(json.dumps(info.json_schema, ensure_ascii=False, indent=2))
         return
     rows = [{"column": c["name"], "type": c["type"], "from": "/" + "/".join(c["path"])} for c in info.columns]
-    out().print(f"{info.name} version {info.version}, view {info.view}", markup=False, highlight=False)
-    print_rows(("column", "type", "from"), rows, Format.TABLE)
+    print_rows(("column", "type", "from"), rows, format, title=f"{info.name} version {info.version}, view {info.view}")
 
 
 @app.command()
@@ -88,7 +89,7 @@ def drop(name: str, yes: Annotated[bool, typer.Option("--yes", help="Do not ask.
     """
     if not yes and not typer.confirm(f"Drop the schema {name} and its view?", err=True):
         raise typer.Exit(1)
-    with Client() as client:
+    with connect() as client:
         client.drop_schema(name)
     err().print(f"{name} is dropped; its rows stay in quarry.entity", markup=False)
 

@@ -6,8 +6,6 @@ from typing import Annotated
 
 import typer
 
-from pipeline.settings import get_settings
-
 
 def register(app: typer.Typer) -> None:
     app.command(rich_help_panel="Engine", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
@@ -30,6 +28,7 @@ def serve(
     from cli.output import err
     from cli.service import pull_model
     from inference.server.__main__ import main
+    from pipeline.settings import get_settings
 
     settings = get_settings()
     chosen = pull_model(model or settings.model, settings, err())

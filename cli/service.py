@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 import signal
-import subprocess
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -19,11 +18,12 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.output import Format, FormatOption, err, print_rows
-from pipeline.settings import Settings, get_settings
-from workers import doctor as doctor_checks
-from workers.logs import mask, set_up_logging
-from workers.processes import Identity, tail
-from workers.state import State, UnitState, log_file, read_state
+
+if TYPE_CHECKING:
+    import subprocess
+
+    from pipeline.settings import Settings
+    from workers.state import State, UnitState
 
 HOPELESS_RESTARTS = 3  # a service that dies this often before it ever answers needs a person
 START_SECONDS = 900.0
@@ -36,10 +36,8 @@ class ServiceError(RuntimeError):
 
 def register(app: typer.Typer) -> None:
     """Add the four commands to `app`."""
-    app.command("up")(up)
-    app.command("down")(down)
-    app.command("status")(status)
-    app.command("doctor")(doctor)
+    for command in (up, down, status, doctor):
+        app.command(rich_help_panel="Service")(command)
 
 
 def up(
@@ -54,6 +52,8 @@ def up(
 
     Example: quarry up
     """
+    from pipeline.settings import get_settings
+
     console = err()
     settings = get_settings()
     try:
@@ -71,6 +71,7 @@ def bring_up(settings: Settings, console: Console, *, timeout: float = START_SEC
     Gives the settings that hold from now on: the model may have had to fall back.
     """
     from workers import control
+    from workers.state import read_state
 
     settings.home.mkdir(parents=True, exist_ok=True)
     child = None
@@ -99,11 +100,14 @@ def _changed(settings: Settings, state: State) -> list[str]:
 
 
 def _fresh_settings() -> Settings:
+    from pipeline.settings import get_settings
+
     get_settings.cache_clear()
     return get_settings()
 
 
 def _stay(settings: Settings, console: Console) -> int:
+    from workers.logs import set_up_logging
     from workers.supervisor import serve
 
     settings.home.mkdir(parents=True, exist_ok=True)
@@ -114,6 +118,9 @@ def _stay(settings: Settings, console: Console) -> int:
 
 def _watch(settings: Settings, console: Console, child: subprocess.Popen[bytes] | None, deadline: float) -> None:
     """Until everything answers. Raises ServiceError when that will not come about."""
+    from workers.processes import tail
+    from workers.state import log_file
+
     shown: dict[str, str] = {}
     with Live(console=console, transient=True, auto_refresh=True) as live:
         while True:
@@ -139,11 +146,17 @@ def _watch(settings: Settings, console: Console, child: subprocess.Popen[bytes] 
 
 def _state_of_running(settings: Settings) -> State | None:
     """The state, if its writer lives: a dead supervisor's notes say nothing about now."""
+    from workers.processes import Identity
+    from workers.state import read_state
+
     state = read_state(settings)
     return state if state is not None and Identity(state.pid, state.started).process() else None
 
 
 def _give_up_if_hopeless(settings: Settings, state: State) -> None:
+    from workers.processes import tail
+    from workers.state import log_file
+
     for unit in state.units:
         if unit.phase == "resting" and unit.restarts >= HOPELESS_RESTARTS:
             raise ServiceError(
@@ -195,6 +208,7 @@ def pull_model(name: str, settings: Settings, console: Console) -> str:
         return name
     model = find(name)
     from inference.pull import pull, pull_default
+    from pipeline.settings import Settings
 
     console.print(f"Getting the model {name}, {model.size / 2**20:.0f} MiB ({model.licence}).", markup=False)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
@@ -218,7 +232,9 @@ def down() -> None:
 
     Example: quarry down
     """
+    from pipeline.settings import get_settings
     from workers import control
+    from workers.logs import set_up_logging
 
     console = err()
     settings = get_settings()
@@ -238,6 +254,9 @@ def status(format: FormatOption = Format.TABLE) -> None:
 
     Example: quarry status --format jsonl
     """
+    from pipeline.settings import get_settings
+    from workers.state import read_state
+
     settings = get_settings()
     state = read_state(settings)
     alive = _state_of_running(settings) is not None
@@ -258,6 +277,8 @@ def status(format: FormatOption = Format.TABLE) -> None:
 
 
 def _status_row(unit: UnitState) -> dict[str, Any]:
+    from workers.processes import Identity
+
     process = Identity(unit.pid, unit.started).process() if unit.pid and unit.started else None
     state = unit.phase
     if unit.pid and process is None:
@@ -274,6 +295,9 @@ def _status_row(unit: UnitState) -> dict[str, Any]:
 
 def _elsewhere(settings: Settings, known: set[str]) -> list[dict[str, Any]]:
     """Rows for what has a URL of its own."""
+    from workers import doctor as doctor_checks
+    from workers.logs import mask
+
     rows = []
     checks = {
         "postgres": (settings.database_url, doctor_checks.check_database),
@@ -310,6 +334,9 @@ def doctor(
 
     Example: quarry doctor
     """
+    from pipeline.settings import get_settings
+    from workers import doctor as doctor_checks
+
     settings = get_settings()
     if show_settings:
         _print_settings(settings, format)
@@ -327,6 +354,8 @@ def doctor(
 
 
 def _print_settings(settings: Settings, format: Format) -> None:
+    from workers import doctor as doctor_checks
+
     rows = [
         {"setting": name, "value": value, "from": "environment" if is_set else "default"}
         for name, value, is_set in doctor_checks.shown_settings(settings)

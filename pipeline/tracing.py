@@ -45,15 +45,15 @@ class SpanRecord:
 
 @dataclass
 class SpanHandle:
-    """An open span."""
+    """An open span. Set and used by the thread that opened it."""
 
     id: str
     parent: SpanHandle | None
     model: str | None
     attributes: dict[str, Any]
     usage_: EngineUsage | None = None
-    children_cpu_seconds: float = 0.0
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    thread: int = field(default_factory=threading.get_ident)
+    children_cpu_seconds: float = 0.0  # of children in the same thread, which this span's own clock has counted too
 
     def set(self, **attributes: Any) -> None:
         """JSON values that describe what was done."""
@@ -117,9 +117,8 @@ class Trace:
     ) -> None:
         if self._settings is None:
             return
-        if handle.parent is not None:
-            with handle.parent.lock:
-                handle.parent.children_cpu_seconds += cpu_seconds
+        if handle.parent is not None and handle.parent.thread == handle.thread:
+            handle.parent.children_cpu_seconds += cpu_seconds
         usage = handle.usage_ or EngineUsage()
         own = max(0.0, cpu_seconds - handle.children_cpu_seconds)
         record = SpanRecord(

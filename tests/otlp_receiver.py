@@ -43,6 +43,12 @@ class Receiver:
             time.sleep(0.02)
         return self.spans
 
+    def wait_for_requests(self, count: int, seconds: float = 10.0) -> None:
+        """Until `count` requests have come, answered or not."""
+        end = time.monotonic() + seconds
+        while self.requests < count and time.monotonic() < end:
+            time.sleep(0.02)
+
 
 @contextmanager
 def receiver() -> Iterator[Receiver]:

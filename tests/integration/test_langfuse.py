@@ -69,7 +69,7 @@ def test_a_document_is_one_trace_of_nested_steps_with_the_figures_in_sql(
     assert parents["load"] == parents["generation"] == parents["ground"] == parents["write"] == "extract"
     for span_id, span in spans.items():
         row, attributes = stored[span_id], span.attributes
-        assert attributes["session.id"] == f"job {job}"
+        assert attributes["session.id"].startswith(f"job {job} (")
         assert attributes["langfuse.trace.tags"] == ["firm"]
         assert json.loads(attributes["langfuse.observation.cost_details"])["total"] == pytest.approx(
             float(row.cost_usd)

@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 
 from cli.main import app
 from db.readonly import QueryError
-from pipeline import client as client_module
 from pipeline.client import NotFound, Unavailable
 from pipeline.records import (
     CostRow,
@@ -118,13 +117,11 @@ class FakeClient:
 
 @pytest.fixture(autouse=True)
 def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[FakeClient]:
-    for module in ("jobs", "entities", "schema", "evaluation"):
-        monkeypatch.setattr(f"cli.{module}.Client", FakeClient)
+    monkeypatch.setattr("pipeline.client.Client", FakeClient)
     monkeypatch.setenv("QUARRY_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(FakeClient, "rejected", ())
     monkeypatch.setattr(FakeClient, "failed", 0)
     monkeypatch.setattr(FakeClient, "error", None)
-    assert client_module.Client is not FakeClient
     return FakeClient
 
 

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from pipeline.engine_client import EngineUsage
-from pipeline.mirror import FLUSH_SECONDS, DocumentContext, Mirror
+from pipeline.mirror import FLUSH_SECONDS, DocumentContext, Mirror, _attributes, _installation
 from pipeline.settings import Settings
 from pipeline.tracing import Trace
 from tests.otlp_receiver import receiver
@@ -59,7 +59,7 @@ def test_a_document_arrives_as_a_trace_of_nested_observations_with_the_figures_o
         "output": 5,
     }
     assert json.loads(generation["langfuse.observation.cost_details"]) == {"total": pytest.approx(0.001)}
-    assert generation["session.id"] == "job 7"
+    assert generation["session.id"] == "job 7 (test)"
     assert generation["langfuse.trace.tags"] == ["recipe"]
     assert generation["langfuse.trace.name"] == "file:///pages/a.html"
     assert json.loads(found["retrieve"].attributes["langfuse.observation.metadata"]) == {"chunks": 2}
@@ -101,13 +101,55 @@ def test_without_keys_there_is_no_mirror() -> None:
     assert Mirror.from_settings(Settings(database_url="postgresql:///x")) is None
 
 
+def test_the_names_are_those_of_the_sdk() -> None:
+    from langfuse._client.attributes import LangfuseOtelSpanAttributes as Names
+
+    record = spans(Settings()).take()[1]
+    known = {value for name, value in vars(Names).items() if name.isupper()}
+    for name in _attributes(CONTEXT, record, "test"):
+        assert name in known or name.startswith(f"{Names.TRACE_METADATA}.")
+
+
+def test_the_same_document_has_the_same_trace_whoever_connects_as_whom() -> None:
+    first = _installation("postgresql://worker:old@db.example:5432/quarry")
+    assert first == _installation("postgresql+psycopg://other:new@db.example:5432/quarry")
+    assert first != _installation("postgresql://worker:old@db.example:5432/another")
+    assert _installation("postgresql://q@/q?host=/a/postgres") != _installation("postgresql://q@/q?host=/b/postgres")
+
+
+def test_spans_beyond_the_queue_are_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.mirror.QUEUED_DOCUMENTS", 2)
+    monkeypatch.setattr("pipeline.mirror.FLUSH_SECONDS", 0.2)
+    with receiver() as server:
+        server.delay_seconds = 30.0
+        langfuse = mirror(server.url)
+        langfuse.send(CONTEXT, spans(Settings()).take())
+        server.wait_for_requests(1)  # the thread waits for the server from here on
+        for _ in range(10):
+            langfuse.send(CONTEXT, spans(Settings()).take())
+        assert langfuse.dropped == 8 * 3
+        langfuse.close()
+        assert langfuse.dropped == 10 * 3
+
+
+def test_what_is_queued_is_sent_before_the_end() -> None:
+    with receiver() as server:
+        langfuse = mirror(server.url)
+        for item in range(100):
+            context = DocumentContext(job_id=7, item_id=item, document_id=item, source_uri="a", schema="recipe")
+            langfuse.send(context, spans(Settings()).take())
+        langfuse.close()
+        assert len(server.spans) == 300
+        assert langfuse.dropped == 0
+
+
 SCRIPT = """
 import sys, time
 from tests.unit.test_mirror import CONTEXT, mirror, spans
 from pipeline.settings import Settings
 langfuse = mirror(sys.argv[1])
 start = time.monotonic()
-for _ in range(300):
+for _ in range(600):
     langfuse.send(CONTEXT, spans(Settings()).take())
 sent = time.monotonic() - start
 time.sleep(2.5)
