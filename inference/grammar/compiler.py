@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import llguidance
 from llguidance import LLMatcher, LLParserLimits
 
-from inference.grammar.matcher import Matcher
+from inference.grammar.matcher import Matcher, Vocabulary
 from inference.request import GrammarKind, GrammarSpec, RequestRejected
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class GrammarCompiler:
             eos_token=list(tokenizer.eos_token_ids),
             slices=llguidance.LLTokenizer.json_slices(),
         )
+        self._vocabulary = Vocabulary(head_size, tuple(tokenizer.eos_token_ids))
         self._cache: OrderedDict[GrammarSpec, LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -57,7 +58,7 @@ class GrammarCompiler:
                 self._cache[spec] = start
                 while len(self._cache) > CACHED_GRAMMARS:
                     self._cache.popitem(last=False)
-        return Matcher(start.deep_copy())
+        return Matcher(start.deep_copy(), self._vocabulary)
 
     def _compile(self, spec: GrammarSpec) -> LLMatcher:
         if (size := len(spec.source.encode())) > MAX_SOURCE_BYTES:
