@@ -149,9 +149,11 @@ def _transformers(path: Path, dtype: torch.dtype) -> Any:
 
 
 def _hf_config(config: ModelConfig) -> Any:
-    from transformers import LlamaConfig, Qwen2Config
+    from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 
-    kind = {"llama": LlamaConfig, "qwen2": Qwen2Config}[config.family]
+    kind = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}[config.family]
+    (attention,) = set(config.attention)
+    assert attention.rope.scaling is None, "a rival for scaled rotary embeddings is not written"
     return kind(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
@@ -161,7 +163,8 @@ def _hf_config(config: ModelConfig) -> Any:
         num_key_value_heads=config.num_kv_heads,
         max_position_embeddings=config.max_position_embeddings,
         rms_norm_eps=config.rms_norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
+        rope_parameters={"rope_type": "default", "rope_theta": attention.rope.theta},
+        head_dim=config.head_dim,
         tie_word_embeddings=config.tie_word_embeddings,
         attn_implementation="sdpa",
     )

@@ -1,4 +1,4 @@
-"""The decoder: Llama- and Qwen2-family transformers with grouped-query attention over a paged cache.
+"""The decoder: transformers of the Llama, Qwen and related families, with grouped-query attention over a paged cache.
 
 One forward takes the tokens of a whole step, of any number of requests, side by side and without padding.
 """
@@ -13,6 +13,8 @@ from torch import Tensor
 
 from inference.memory.cache import KVCache
 from inference.models.config import ModelConfig
+from inference.models.rope import Rope
+from inference.models.tensors import parameter_count
 from kernels import ops
 from kernels.ops import GatedLinear, Linear
 
@@ -21,8 +23,10 @@ from kernels.ops import GatedLinear, Linear
 class LayerWeights:
     input_norm: Tensor
     qkv: Linear
+    q_norm: Tensor | None  # [D], as k_norm
+    k_norm: Tensor | None
     o: Linear
-    post_norm: Tensor
+    mlp_norm: Tensor
     gated: GatedLinear
     down: Linear
 
@@ -76,48 +80,57 @@ class Decoder:
         self.dtype = dtype
         self.device = device
         self._weights = weights
-        self._scale = config.head_dim**-0.5
-        self._inv_freq = torch.tensor(config.inv_freq(), dtype=torch.float32, device=device)
-        self._cos, self._sin = ops.rope_tables(self._inv_freq, 0, dtype)
+        ropes = dict.fromkeys(layer.rope for layer in config.attention)  # most families have one for all layers
+        self._inv_freq = {
+            rope: torch.tensor(rope.inv_freq(config.head_dim), dtype=torch.float32, device=device) for rope in ropes
+        }
+        self._rotations: dict[Rope, tuple[Tensor, Tensor]] = {}
+        self.reserve(0)
 
     @property
     def parameters(self) -> int:
         """Number of weights, the tied head counted once."""
-        c = self.config
-        attention = c.hidden_size * c.head_dim * (2 * c.num_heads + 2 * c.num_kv_heads)
-        attention += c.head_dim * (c.num_heads + 2 * c.num_kv_heads) if c.qkv_bias else 0
-        mlp = 3 * c.hidden_size * c.intermediate_size
-        tables = c.vocab_size * c.hidden_size * (1 if c.tie_word_embeddings else 2)
-        return tables + c.num_layers * (attention + mlp + 2 * c.hidden_size) + c.hidden_size
+        return parameter_count(self.config)
 
     def reserve(self, length: int) -> None:
         """Make the rotary tables reach `length` positions."""
-        if self._cos.shape[0] < length:
-            self._cos, self._sin = ops.rope_tables(self._inv_freq, length, self.dtype)
+        for rope, frequencies in self._inv_freq.items():
+            if rope not in self._rotations or self._rotations[rope][0].shape[0] < length:
+                self._rotations[rope] = ops.rope_tables(frequencies, length, self.dtype)
 
     def forward(self, step: StepTensors, cache: KVCache) -> Tensor:
         """Run the step, writing its keys and values into `cache` -> logits [R, vocab_size] fp32."""
         weights = self._weights
-        cos, sin = self._cos[step.positions], self._sin[step.positions]
+        rotations = {rope: (cos[step.positions], sin[step.positions]) for rope, (cos, sin) in self._rotations.items()}
         hidden = F.embedding(step.tokens, weights.embedding)
         last = len(weights.layers) - 1
         for index, layer in enumerate(weights.layers):
             normed = ops.rms_norm(hidden, layer.input_norm, self.config.rms_norm_eps)
-            attended = self._attention(layer, index, normed, cos, sin, step, cache)
+            attended = self._attention(layer, index, normed, rotations, step, cache)
             if index == last:  # from here on rows do not meet: only those that sample go on
                 hidden, attended = hidden[step.logits_rows], attended[step.logits_rows]
             hidden = layer.o.add(attended, hidden)
-            normed = ops.rms_norm(hidden, layer.post_norm, self.config.rms_norm_eps)
+            normed = ops.rms_norm(hidden, layer.mlp_norm, self.config.rms_norm_eps)
             hidden = layer.down.add(layer.gated(normed), hidden)
         return weights.head(ops.rms_norm(hidden, weights.norm, self.config.rms_norm_eps)).float()
 
     def _attention(
-        self, layer: LayerWeights, index: int, x: Tensor, cos: Tensor, sin: Tensor, step: StepTensors, cache: KVCache
+        self,
+        layer: LayerWeights,
+        index: int,
+        x: Tensor,
+        rotations: dict[Rope, tuple[Tensor, Tensor]],
+        step: StepTensors,
+        cache: KVCache,
     ) -> Tensor:
         config = self.config
+        how = config.attention[index]
         heads, kv_heads, size = config.num_heads, config.num_kv_heads, config.head_dim
         qkv = layer.qkv(x).view(-1, heads + 2 * kv_heads, size)
-        rotated = ops.rope(qkv[:, : heads + kv_heads], cos, sin)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            qkv[:, :heads] = ops.rms_norm(qkv[:, :heads], layer.q_norm, config.rms_norm_eps)
+            qkv[:, heads:-kv_heads] = ops.rms_norm(qkv[:, heads:-kv_heads], layer.k_norm, config.rms_norm_eps)
+        rotated = ops.rope(qkv[:, : heads + kv_heads], *rotations[how.rope])
         query, key, value = rotated[:, :heads], rotated[:, heads:], qkv[:, heads + kv_heads :]
         keys, values = cache.keys[index], cache.values[index]
         ops.write_cache(keys, key, step.slots)
@@ -125,14 +138,12 @@ class Decoder:
 
         out = torch.empty_like(query)
         for group in step.decode:
-            out[group.rows] = ops.decode_attention(
-                query[group.rows], keys, values, group.pages, group.mask, self._scale
-            )
+            out[group.rows] = ops.decode_attention(query[group.rows], keys, values, group.pages, group.mask, how.scale)
         for segment in step.prefill:
             rows = slice(segment.start, segment.stop)
             if segment.slots is None:
                 past_key, past_value = key[rows], value[rows]
             else:
                 past_key, past_value = cache.gather(index, segment.slots)
-            out[rows] = ops.prefill_attention(query[rows], past_key, past_value, segment.mask, self._scale)
+            out[rows] = ops.prefill_attention(query[rows], past_key, past_value, segment.mask, how.scale)
         return out.view(-1, heads * size)

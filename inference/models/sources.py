@@ -13,8 +13,9 @@ from safetensors import safe_open
 from torch import Tensor
 
 from inference.gguf_file import GGUFFileError, dequantize, open_gguf
-from inference.models import config as model_config
 from inference.models.config import ModelConfig
+from inference.models.gguf_config import from_gguf
+from inference.models.hf_config import from_hf
 
 
 class CheckpointError(ValueError):
@@ -49,7 +50,7 @@ class SafetensorsSource:
                     self._shapes[name] = tuple(handle.get_slice(name).get_shape())
 
     def config(self) -> ModelConfig:
-        return model_config.from_hf(self.path)
+        return from_hf(self.path)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return self._shapes
@@ -93,7 +94,7 @@ class GGUFSource:
             metadata: dict[str, Any] = {
                 key: field.contents() for key, field in self._reader.fields.items() if not key.startswith("tokenizer.")
             }
-            self._config = model_config.from_gguf(metadata, self.shapes(), self.path)
+            self._config = from_gguf(metadata, self.shapes(), self.path, lambda name: self._values(name).tolist())
         return self._config
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -104,6 +105,9 @@ class GGUFSource:
         return [(name, tensor.tensor_type.name, int(tensor.n_bytes)) for name, tensor in self._tensors.items()]
 
     def read(self, name: str) -> Tensor:
+        return self._unpermute(name, self._values(name))
+
+    def _values(self, name: str) -> Tensor:
         tensor = self._tensors[name]
         try:
             values = dequantize(tensor)
@@ -111,13 +115,11 @@ class GGUFSource:
             raise CheckpointError(
                 f"{self.path}: tensor {name} is stored as {tensor.tensor_type.name}, which cannot be dequantised"
             ) from error
-        result = torch.from_numpy(np.require(values, requirements="W")).reshape(self._shapes[name])
-        return self._unpermute(name, result)
+        return torch.from_numpy(np.require(values, requirements="W")).reshape(self._shapes[name])
 
     def _unpermute(self, name: str, weight: Tensor) -> Tensor:
         """GGUF's llama architecture stores the rows of q and k interleaved for its own rotary layout; undo that."""
-        config = self.config()
-        if config.family != "llama" or not name.endswith(("attn_q.weight", "attn_k.weight")):
+        if not name.endswith(("attn_q.weight", "attn_k.weight")) or (config := self.config()).family != "llama":
             return weight
         heads = config.num_heads if "attn_q" in name else config.num_kv_heads
         return weight.view(heads, -1, 2, weight.shape[-1]).transpose(1, 2).reshape(weight.shape)

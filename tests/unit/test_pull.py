@@ -18,7 +18,8 @@ from inference import catalogue as catalogue_module
 from inference import pull as pull_module
 from inference.catalogue import CatalogueError, Model, PackageSource, catalogue, display_name, list_models, locate
 from inference.pull import pull, pull_default
-from tests.tiny_models import make_model, save_gguf
+from tests.tiny_gguf import save_gguf
+from tests.tiny_models import make_model
 
 PARTS = 3
 NAME = "made-here"
