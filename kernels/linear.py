@@ -8,12 +8,17 @@ product with the other half, the residual) is done to the fp32 accumulators befo
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.reference import silu_mul
+from kernels.reference import gated_mul
 
+Activation = Literal["silu", "gelu_tanh"]
+# oneDNN's name for an activation that it does to the accumulators, and its algorithm.
+_POINTWISE: dict[Activation, tuple[str, str]] = {"silu": ("swish", ""), "gelu_tanh": ("gelu", "tanh")}
 # The row count that packing is told to expect; the layout serves every other count too.
 PACKED_FOR_ROWS = 16
 
@@ -57,9 +62,13 @@ class Linear:
 
 
 class GatedLinear:
-    """silu(x Gᵀ) * (x Uᵀ) for x [T, in] -> [T, out] (SwiGLU, Shazeer 2020). gate and up [out, in]."""
+    """f(x Gᵀ) * (x Uᵀ) for x [T, in] -> [T, out] (Shazeer 2020: SwiGLU and GEGLU). gate and up [out, in].
 
-    def __init__(self, gate: Tensor, up: Tensor, *, pack: bool = True) -> None:
+    `gelu_tanh` is the tanh approximation of GELU (Hendrycks and Gimpel 2016).
+    """
+
+    def __init__(self, gate: Tensor, up: Tensor, activation: Activation = "silu", *, pack: bool = True) -> None:
+        self._activation: Activation = activation
         self._packed = pack and can_pack(gate)
         if self._packed:
             self._gate, self._up = _pack(gate), _pack(up)
@@ -68,6 +77,7 @@ class GatedLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         if self._packed:
-            gate = torch.ops.mkldnn._linear_pointwise(x, self._gate, None, "swish", [], "")
+            name, algorithm = _POINTWISE[self._activation]
+            gate = torch.ops.mkldnn._linear_pointwise(x, self._gate, None, name, [], algorithm)
             return torch.ops.mkldnn._linear_pointwise.binary(x, gate, self._up, None, "mul")
-        return silu_mul(F.linear(x, self._merged))
+        return gated_mul(F.linear(x, self._merged), self._activation)

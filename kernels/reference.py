@@ -11,18 +11,24 @@ from torch import Tensor
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x [..., N] and weight [N], any float dtype -> like x. The mean is taken in fp32 (Zhang and Sennrich 2019)."""
+    """x [..., N] and weight [N], any float dtype -> like x. The mean is taken in fp32 (Zhang and Sennrich 2019).
+
+    A weight of x's dtype multiplies what has been rounded to that dtype, as Llama has it; one in fp32 multiplies
+    before the rounding, as Gemma has it.
+    """
     wide = x.to(torch.float32, copy=True)
     norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
     scale = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
     # In place: at 1,024 tokens this op is bound by memory, and takes half the time of one that allocates at each step.
+    if weight.dtype == torch.float32:
+        return wide.mul_(scale).mul_(weight).to(x.dtype)
     return wide.mul_(scale).to(x.dtype).mul(weight)
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
-    """gate_up [T, 2F] -> silu(first half) * second half, [T, F] (SwiGLU, Shazeer 2020)."""
+def gated_mul(gate_up: Tensor, activation: str = "silu") -> Tensor:
+    """gate_up [T, 2F] -> f(first half) * second half, [T, F] (Shazeer 2020), f one of silu and gelu_tanh."""
     gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate) * up
+    return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
 
 
 def rope_tables(inv_freq: Tensor, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -155,6 +155,12 @@ def _metadata(config: Any, architecture: str, divisors: list[float] | None) -> d
             values["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
     if (window := getattr(config, "sliding_window", None)) is not None:
         values["attention.sliding_window"] = window
+    if architecture == "gemma3":
+        local = [kind == "sliding_attention" for kind in config.layer_types]
+        if local != [bool((layer + 1) % 6) for layer in range(len(local))]:
+            values["attention.sliding_window_pattern"] = local
+        if (base := ropes["sliding_attention"]["rope_theta"]) != 10_000:
+            values["rope.freq_base_swa"] = float(base)
     if (cap := getattr(config, "final_logit_softcapping", None)) is not None:
         values["final_logit_softcapping"] = float(cap)
     return {f"{architecture}.{key}": value for key, value in values.items()}

@@ -11,8 +11,12 @@ import torch
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -46,6 +50,20 @@ FAMILIES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "llama": (LlamaConfig, LlamaForCausalLM, {}),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 32}),
+    "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": 512}),
+    "gemma3": (
+        Gemma3TextConfig,
+        Gemma3ForCausalLM,
+        # Two local layers to a global one.
+        {
+            "head_dim": 24,
+            "sliding_window": 512,
+            "sliding_window_pattern": 3,
+            "query_pre_attn_scalar": 24,
+            "final_logit_softcapping": 5.0,
+            "tie_word_embeddings": True,
+        },
+    ),
 }
 
 
@@ -71,7 +89,7 @@ def make_model(family: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
             if name.endswith("bias"):
                 parameter.normal_(std=0.5)
             if "norm" in name:
-                parameter.uniform_(0.5, 1.5)
+                parameter.uniform_(*((-0.5, 0.5) if family == "gemma3" else (0.5, 1.5)))
     return model
 
 

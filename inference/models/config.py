@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from inference.models.rope import Rope
+from kernels.ops import Activation
 
-# GGUF's architecture name -> ours, which is Hugging Face's model_type. GGUF files of Mistral say llama.
-FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+# Hugging Face's model_type of each family.
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
 
 
 class UnsupportedModel(ValueError):
@@ -21,6 +22,7 @@ class Attention:
     rope: Rope
     scale: float  # of query times key; the rotary embedding's magnitude is part of it
     window: int | None = None  # tokens that a query sees, itself included; None: all before it
+    softcap: float = 0.0  # c: a score s becomes c tanh(s / c), 0: as it is (Gemma 2 report, section 2)
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,13 @@ class ModelConfig:
     max_position_embeddings: int
     tie_word_embeddings: bool
     attention: tuple[Attention, ...]  # one per layer
+    activation: Activation = "silu"  # of the gated MLP
     qkv_bias: bool = False
     qk_norm: bool = False  # queries and keys normalised per head, before they are rotated
+    output_norms: bool = False  # what attention and MLP give is normalised before it is added
+    wide_norms: bool = False  # norms multiply by their weight in fp32, before they round
+    embedding_scale: float = 1.0
+    logit_softcap: float = 0.0  # of the head's logits, as Attention.softcap
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -56,8 +63,3 @@ class ModelConfig:
     def kv_bytes_per_token(self, element_size: int) -> int:
         """Bytes that one token takes in the cache, keys and values of all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * element_size
-
-
-def uniform(layers: int, rope: Rope, scale: float) -> tuple[Attention, ...]:
-    """Every layer attends in the same way, to all that came before. `scale` is that of the unrotated query and key."""
-    return (Attention(rope, scale * rope.magnitude**2),) * layers

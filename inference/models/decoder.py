@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from inference.memory.cache import KVCache
-from inference.models.config import ModelConfig
+from inference.models.config import ModelConfig, UnsupportedModel
 from inference.models.rope import Rope
 from inference.models.tensors import parameter_count
 from kernels import ops
@@ -26,9 +26,11 @@ class LayerWeights:
     q_norm: Tensor | None  # [D], as k_norm
     k_norm: Tensor | None
     o: Linear
+    o_norm: Tensor | None  # [hidden], as down_norm
     mlp_norm: Tensor
     gated: GatedLinear
     down: Linear
+    down_norm: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,12 @@ class Decoder:
         self.config = config
         self.dtype = dtype
         self.device = device
+        if any(layer.window is not None or layer.softcap for layer in config.attention):
+            raise UnsupportedModel("sliding-window attention and soft caps of scores are not known yet")
         self._weights = weights
+        # Rounded to the dtype, as Gemma was trained.
+        scale = config.embedding_scale
+        self._embedding_scale = None if scale == 1.0 else torch.tensor(scale, dtype=dtype, device=device)
         ropes = dict.fromkeys(layer.rope for layer in config.attention)  # most families have one for all layers
         self._inv_freq = {
             rope: torch.tensor(rope.inv_freq(config.head_dim), dtype=torch.float32, device=device) for rope in ropes
@@ -103,16 +110,25 @@ class Decoder:
         weights = self._weights
         rotations = {rope: (cos[step.positions], sin[step.positions]) for rope, (cos, sin) in self._rotations.items()}
         hidden = F.embedding(step.tokens, weights.embedding)
+        if self._embedding_scale is not None:
+            hidden = hidden * self._embedding_scale
         last = len(weights.layers) - 1
         for index, layer in enumerate(weights.layers):
             normed = ops.rms_norm(hidden, layer.input_norm, self.config.rms_norm_eps)
             attended = self._attention(layer, index, normed, rotations, step, cache)
             if index == last:  # from here on rows do not meet: only those that sample go on
                 hidden, attended = hidden[step.logits_rows], attended[step.logits_rows]
-            hidden = layer.o.add(attended, hidden)
+            hidden = self._add(layer.o, attended, hidden, layer.o_norm)
             normed = ops.rms_norm(hidden, layer.mlp_norm, self.config.rms_norm_eps)
-            hidden = layer.down.add(layer.gated(normed), hidden)
-        return weights.head(ops.rms_norm(hidden, weights.norm, self.config.rms_norm_eps)).float()
+            hidden = self._add(layer.down, layer.gated(normed), hidden, layer.down_norm)
+        logits = weights.head(ops.rms_norm(hidden, weights.norm, self.config.rms_norm_eps)).float()
+        cap = self.config.logit_softcap
+        return logits.div_(cap).tanh_().mul_(cap) if cap else logits
+
+    def _add(self, linear: Linear, x: Tensor, residual: Tensor, norm: Tensor | None) -> Tensor:
+        if norm is None:
+            return linear.add(x, residual)
+        return residual + ops.rms_norm(linear(x), norm, self.config.rms_norm_eps)
 
     def _attention(
         self,

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from inference.models.config import FAMILIES, ModelConfig, UnsupportedModel, uniform
+from inference.models.config import Attention, ModelConfig, UnsupportedModel
 from inference.models.rope import Divisors, LinearScaling, Rope, RopeScaling, YarnScaling, yarn_magnitude
 
+# GGUF's architecture -> the family. A GGUF file of a Mistral model says llama.
+ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text"}
 ROPE_DIVISORS = "rope_freqs.weight"
+_GEMMA_PERIOD = 6  # every sixth layer of Gemma 3 sees everything
+_GEMMA_27B_LAYERS = 62
 
 
 class _Metadata:
@@ -37,10 +42,12 @@ def from_gguf(
     Raises UnsupportedModel as `from_hf` does.
     """
     architecture = values.get("general.architecture")
-    if architecture not in FAMILIES:
-        raise UnsupportedModel(f"{path}: architecture {architecture!r} is not known; known are {', '.join(FAMILIES)}")
+    if architecture not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        raise UnsupportedModel(f"{path}: architecture {architecture!r} is not known; known are {known}")
     metadata = _Metadata(path, architecture, values)
-    family = FAMILIES[architecture]
+    family = ARCHITECTURES[architecture]
+    gemma = family == "gemma3_text"
     heads = int(metadata["attention.head_count"])
     hidden = int(metadata["embedding_length"])
     head_dim = int(metadata.get("attention.key_length", hidden // heads))
@@ -51,6 +58,10 @@ def from_gguf(
             f"{path}: {ROPE_DIVISORS} has {len(divisors.values)} values; a head of {head_dim} has {head_dim // 2}"
         )
     rope = Rope(float(metadata.get("rope.freq_base", 10_000.0)), _scaling(metadata, divisors))
+    layers = int(metadata["block_count"])
+    # Gemma 3's largest model alone scales by the hidden size over the heads. The files do not say so: llama.cpp
+    # goes by the number of layers, and so must whoever reads them.
+    scale = (hidden / heads if gemma and layers == _GEMMA_27B_LAYERS else head_dim) ** -0.5
     return ModelConfig(
         family=family,
         vocab_size=shapes["token_embd.weight"][0] if "token_embd.weight" in shapes else int(metadata["vocab_size"]),
@@ -62,10 +73,40 @@ def from_gguf(
         rms_norm_eps=float(metadata["attention.layer_norm_rms_epsilon"]),
         max_position_embeddings=int(metadata["context_length"]),
         tie_word_embeddings="output.weight" not in shapes,
-        attention=uniform(int(metadata["block_count"]), rope, head_dim**-0.5),
+        attention=_attention(metadata, family, rope, scale, layers),
+        activation="gelu_tanh" if gemma else "silu",
         qkv_bias=family == "qwen2",
-        qk_norm=family == "qwen3",
+        qk_norm=family == "qwen3" or gemma,
+        output_norms=gemma,
+        wide_norms=gemma,
+        embedding_scale=hidden**0.5 if gemma else 1.0,
+        logit_softcap=float(metadata.get("final_logit_softcapping", 0.0)) if gemma else 0.0,
     )
+
+
+def _attention(metadata: _Metadata, family: str, rope: Rope, scale: float, layers: int) -> tuple[Attention, ...]:
+    """`scale` is that of queries and keys as they are before the rotation."""
+    full = Attention(rope, scale * rope.magnitude**2)
+    window: int | None = int(metadata.get("attention.sliding_window", 0))
+    if not window:
+        return (full,) * layers
+    if window >= metadata["context_length"]:
+        window = None  # it never hides anything
+    if family == "llama":  # Mistral's first: every layer has the window
+        return (replace(full, window=window),) * layers
+    if family != "gemma3_text":
+        raise UnsupportedModel(
+            f"{metadata.path}: {metadata.architecture}.attention.sliding_window is set, and the file does not "
+            "say for which layers; use a safetensors checkpoint"
+        )
+    # Local layers have a base of their own, and no scaling.
+    local = Attention(Rope(float(metadata.get("rope.freq_base_swa", 10_000.0))), scale, window=window)
+    pattern = metadata.get("attention.sliding_window_pattern", _GEMMA_PERIOD)
+    if not isinstance(pattern, list):
+        pattern = [bool((layer + 1) % int(pattern)) for layer in range(layers)]
+    if len(pattern) != layers:
+        raise UnsupportedModel(f"{metadata.path}: a sliding_window_pattern of {len(pattern)} for {layers} layers")
+    return tuple(local if is_local else full for is_local in pattern)
 
 
 def _refuse_unknown(metadata: _Metadata, head_dim: int) -> None:

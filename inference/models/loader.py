@@ -15,21 +15,42 @@ from inference.models.tensors import check_tensors, expected_tensors
 from kernels.ops import GatedLinear, Linear
 
 
+class _Reader:
+    """A checkpoint that fits its configuration, read by our names."""
+
+    def __init__(self, path: Path) -> None:
+        self._source = open_source(path)
+        self.config = self._source.config()
+        is_gguf = isinstance(self._source, GGUFSource)
+        self.expected = expected_tensors(self.config, is_gguf=is_gguf)
+        check_tensors(self._source, self.expected, self.config)
+        # Hugging Face stores Gemma's norm weights less one; llama.cpp's converter adds it.
+        self.norm_offset = 1.0 if self.config.family == "gemma3_text" and not is_gguf else 0.0
+
+    def weight(self, name: str) -> Tensor:
+        return self._source.read(self.expected[name].name)
+
+    def norm(self, name: str) -> Tensor:
+        weight = self.weight(name)
+        return weight.float() + self.norm_offset if self.norm_offset else weight
+
+
 def load_decoder(path: Path, dtype: torch.dtype, device: torch.device) -> Decoder:
     """The decoder of the checkpoint at `path`, its queries, keys and values merged into one product.
 
     Tensors are read one by one, so that host memory holds the model once. Raises CheckpointError, UnsupportedModel.
     """
-    source = open_source(path)
-    config = source.config()
-    expected = expected_tensors(config, is_gguf=isinstance(source, GGUFSource))
-    check_tensors(source, expected, config)
+    reader = _Reader(path)
+    config = reader.config
 
     def read(name: str) -> Tensor:
-        return source.read(expected[name].name).to(device=device, dtype=dtype)
+        return reader.weight(name).to(device=device, dtype=dtype)
 
-    def read_if(wanted: bool, name: str) -> Tensor | None:
-        return read(name) if wanted else None
+    def norm(name: str) -> Tensor:
+        return reader.norm(name).to(device=device, dtype=torch.float32 if config.wide_norms else dtype)
+
+    def norm_if(wanted: bool, name: str) -> Tensor | None:
+        return norm(name) if wanted else None
 
     def merge(names: Iterable[str]) -> Tensor:
         return torch.cat([read(name) for name in names])
@@ -37,32 +58,35 @@ def load_decoder(path: Path, dtype: torch.dtype, device: torch.device) -> Decode
     def layer(i: int) -> LayerWeights:
         bias = merge((f"{i}.q_bias", f"{i}.k_bias", f"{i}.v_bias")) if config.qkv_bias else None
         return LayerWeights(
-            input_norm=read(f"{i}.input_norm"),
+            input_norm=norm(f"{i}.input_norm"),
             qkv=Linear(merge((f"{i}.q", f"{i}.k", f"{i}.v")), bias),
-            q_norm=read_if(config.qk_norm, f"{i}.q_norm"),
-            k_norm=read_if(config.qk_norm, f"{i}.k_norm"),
+            q_norm=norm_if(config.qk_norm, f"{i}.q_norm"),
+            k_norm=norm_if(config.qk_norm, f"{i}.k_norm"),
             o=Linear(read(f"{i}.o")),
-            mlp_norm=read(f"{i}.mlp_norm"),
-            gated=GatedLinear(read(f"{i}.gate"), read(f"{i}.up")),
+            o_norm=norm_if(config.output_norms, f"{i}.o_norm"),
+            mlp_norm=norm(f"{i}.mlp_norm"),
+            gated=GatedLinear(read(f"{i}.gate"), read(f"{i}.up"), config.activation),
             down=Linear(read(f"{i}.down")),
+            down_norm=norm_if(config.output_norms, f"{i}.down_norm"),
         )
 
     embedding = read("embedding")
     weights = DecoderWeights(
         embedding=embedding,
         layers=[layer(i) for i in range(config.num_layers)],
-        norm=read("norm"),
+        norm=norm("norm"),
         head=Linear(embedding if config.tie_word_embeddings else read("head")),
     )
     return Decoder(config, weights, dtype, device)
 
 
 def read_state_dict(path: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """The checkpoint as Hugging Face names -> fp32 tensors: how a benchmark runs a rival on the same weights."""
-    source = open_source(path)
-    config = source.config()
-    is_gguf = isinstance(source, GGUFSource)
-    theirs = expected_tensors(config, is_gguf=False)
-    ours = expected_tensors(config, is_gguf=is_gguf)
-    check_tensors(source, ours, config)
-    return config, {theirs[key].name: source.read(item.name).float() for key, item in ours.items()}
+    """The checkpoint as Hugging Face names and values, fp32: how a benchmark runs a rival on the same weights."""
+    reader = _Reader(path)
+    theirs = expected_tensors(reader.config, is_gguf=False)
+    offset = 1.0 if reader.config.family == "gemma3_text" else 0.0
+
+    def value(name: str) -> Tensor:
+        return reader.norm(name).float() - offset if name.endswith("norm") else reader.weight(name).float()
+
+    return reader.config, {theirs[name].name: value(name) for name in reader.expected}

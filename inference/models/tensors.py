@@ -28,11 +28,15 @@ _LAYER_NAMES = {
     "q_norm": ("blk.{i}.attn_q_norm.weight", "model.layers.{i}.self_attn.q_norm.weight"),
     "k_norm": ("blk.{i}.attn_k_norm.weight", "model.layers.{i}.self_attn.k_norm.weight"),
     "o": ("blk.{i}.attn_output.weight", "model.layers.{i}.self_attn.o_proj.weight"),
+    "o_norm": ("blk.{i}.post_attention_norm.weight", "model.layers.{i}.post_attention_layernorm.weight"),
     "mlp_norm": ("blk.{i}.ffn_norm.weight", "model.layers.{i}.post_attention_layernorm.weight"),
     "gate": ("blk.{i}.ffn_gate.weight", "model.layers.{i}.mlp.gate_proj.weight"),
     "up": ("blk.{i}.ffn_up.weight", "model.layers.{i}.mlp.up_proj.weight"),
     "down": ("blk.{i}.ffn_down.weight", "model.layers.{i}.mlp.down_proj.weight"),
+    "down_norm": ("blk.{i}.post_ffw_norm.weight", "model.layers.{i}.post_feedforward_layernorm.weight"),
 }
+# With norms behind attention and MLP, Hugging Face calls the one before the MLP by another name.
+_OUTPUT_NORM_NAMES = {"mlp_norm": ("blk.{i}.ffn_norm.weight", "model.layers.{i}.pre_feedforward_layernorm.weight")}
 # In some checkpoints and of no use as weights: derived from the configuration, or read into it.
 _DERIVED = ("rotary_emb.inv_freq", "rope_freqs.weight")
 
@@ -52,15 +56,17 @@ def expected_tensors(config: ModelConfig, *, is_gguf: bool) -> dict[str, Expecte
         "embedding": (config.vocab_size, hidden), "norm": (hidden,), "head": (config.vocab_size, hidden),
         "input_norm": (hidden,), "q": (q, hidden), "k": (kv, hidden), "v": (kv, hidden),
         "q_bias": (q,), "k_bias": (kv,), "v_bias": (kv,), "q_norm": (head_dim,), "k_norm": (head_dim,),
-        "o": (hidden, q),
+        "o": (hidden, q), "o_norm": (hidden,),
         "mlp_norm": (hidden,), "gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner),
+        "down_norm": (hidden,),
     }  # fmt: skip
     absent = _absent(config)
     expected = {
         ours: Expected(names[column], shapes[ours]) for ours, names in _MODEL_NAMES.items() if ours not in absent
     }
+    layer_names = {**_LAYER_NAMES, **(_OUTPUT_NORM_NAMES if config.output_norms else {})}
     for layer in range(config.num_layers):
-        for ours, names in _LAYER_NAMES.items():
+        for ours, names in layer_names.items():
             if ours not in absent:
                 expected[f"{layer}.{ours}"] = Expected(names[column].format(i=layer), shapes[ours])
     return expected
@@ -75,6 +81,8 @@ def _absent(config: ModelConfig) -> set[str]:
         absent |= {"q_bias", "k_bias", "v_bias"}
     if not config.qk_norm:
         absent |= {"q_norm", "k_norm"}
+    if not config.output_norms:
+        absent |= {"o_norm", "down_norm"}
     return absent
 
 

@@ -88,6 +88,24 @@ def test_rotary_scaling_in_the_metadata(rope: dict[str, Any], tmp_path: Path) ->
     assert_close(logits_of(save_gguf(model, tmp_path / "tiny.gguf"), TEXT, prompt=40), reference(model, TEXT, 40))
 
 
+def test_the_largest_gemma_is_known_by_its_layers(tmp_path: Path) -> None:
+    """62 layers: scores are scaled by hidden size over heads, not by the head size, and the file does not say so."""
+    shape = {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "query_pre_attn_scalar": 16}
+    model = make_model("gemma3", num_hidden_layers=62, sliding_window_pattern=6, initializer_range=0.1, **shape)
+    assert_close(logits_of(save_gguf(model, tmp_path / "tiny.gguf"), TEXT, prompt=40), reference(model, TEXT, 40))
+
+
+@pytest.mark.parametrize("base", [10_000.0, 500.0], ids=["the usual base", "a base of its own"])
+@pytest.mark.parametrize("period", [2, 6])
+def test_gemma_stretches_its_global_layers_alone(base: float, period: int, tmp_path: Path) -> None:
+    ropes = {
+        "full_attention": {"rope_type": "linear", "rope_theta": 50_000.0, "factor": 8.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": base},
+    }
+    model = make_model("gemma3", rope_parameters=ropes, sliding_window_pattern=period, num_hidden_layers=7)
+    assert_close(logits_of(save_gguf(model, tmp_path / "tiny.gguf"), TEXT, prompt=40), reference(model, TEXT, 40))
+
+
 def test_a_linear_scaling_of_before_there_were_types(tmp_path: Path) -> None:
     model = make_model("llama", rope_parameters={"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0})
     changes = {"llama.rope.scaling.type": None, "llama.rope.scaling.factor": None, "llama.rope.scale_linear": 4.0}

@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import Gemma3TextConfig
 
 from inference.models.config import UnsupportedModel
+from inference.models.hf_config import from_hf
 from inference.models.loader import load_decoder
+from inference.models.rope import Rope
 from inference.models.sources import CheckpointError, open_source
 from tests.logits import TEXT, assert_close, logits_of, reference
 from tests.tiny_models import FAMILIES, make_model, save
@@ -38,6 +41,11 @@ SMOLLM2 = {
     "tie_word_embeddings": True,
     "rope_parameters": {"rope_type": "default", "rope_theta": 100_000.0},
 }
+# Gemma 3 stretches its global layers alone.
+GEMMA_ROPES = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 50_000.0, "factor": 8.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1_000.0},
+}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama-tied": ("llama", {"tie_word_embeddings": True}),
@@ -55,6 +63,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2.5-yarn": ("qwen2", {"rope_parameters": {**YARN, "beta_fast": 16.0, "beta_slow": 2.0}}),
     "qwen3": ("qwen3", {}),
     "qwen3-tied": ("qwen3", {"tie_word_embeddings": True}),
+    "mistral": ("mistral", {}),
+    "mistral-no-window": ("mistral", {"sliding_window": None}),
+    "gemma3": ("gemma3", {}),
+    "gemma3-untied": ("gemma3", {"tie_word_embeddings": False}),
+    "gemma3-own-scale": ("gemma3", {"query_pre_attn_scalar": 40}),
+    "gemma3-no-cap": ("gemma3", {"final_logit_softcapping": None}),
+    "gemma3-scaled-rope": ("gemma3", {"rope_parameters": GEMMA_ROPES}),
 }
 
 
@@ -75,15 +90,54 @@ def test_chunks_and_pages_do_not_change_the_logits(family: str, chunk: int, page
     assert_close(ours, reference(model, TEXT, 60))
 
 
-def test_bfloat16_stays_within_its_rounding(tmp_path: Path) -> None:
-    model = make_model("qwen2", initializer_range=0.1)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bfloat16_stays_within_its_rounding(family: str, tmp_path: Path) -> None:
+    model = make_model(family, initializer_range=0.1)
     path = save(model, tmp_path)
     theirs = reference(model, TEXT, 40)
-    rounded = reference(make_model("qwen2", initializer_range=0.1).to(torch.bfloat16), TEXT, 40).float()
+    rounded = reference(make_model(family, initializer_range=0.1).to(torch.bfloat16), TEXT, 40).float()
     rounding = ((rounded - theirs).norm(dim=-1) / theirs.norm(dim=-1)).max().item()
     # A prompt in one go and in chunks, so that steps without logits are run in this dtype too.
     for chunk in (1024, 16):
         assert_close(logits_of(path, TEXT, prompt=40, chunk=chunk, dtype="bfloat16"), theirs, 1.5 * rounding)
+
+
+def as_transformers_4(config: dict[str, Any]) -> dict[str, Any]:
+    """A config.json of before rotary parameters had a place of their own and layers were listed."""
+    old = {key: value for key, value in config.items() if key not in ("rope_parameters", "layer_types")}
+    ropes = config["rope_parameters"]
+    rope = dict(ropes.get("full_attention", ropes))
+    old["rope_theta"] = rope.pop("rope_theta")
+    if "sliding_attention" in ropes:
+        old["rope_local_base_freq"] = ropes["sliding_attention"]["rope_theta"]
+        old["sliding_window_pattern"] = old.pop("_sliding_window_pattern", 3)
+    old["rope_scaling"] = None if rope["rope_type"] == "default" else {"type": rope.pop("rope_type"), **rope}
+    return old
+
+
+@pytest.mark.parametrize("variant", ["llama3-rope", "llama-yarn", "qwen2", "qwen3", "gemma3", "gemma3-scaled-rope"])
+def test_configurations_of_transformers_4_mean_the_same(variant: str, tmp_path: Path) -> None:
+    family, changes = VARIANTS[variant]
+    path = save(make_model(family, **changes), tmp_path)
+    new = from_hf(path)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(as_transformers_4(config)))
+    assert from_hf(path) == new
+
+
+def test_what_transformers_takes_for_granted_may_be_left_out(tmp_path: Path) -> None:
+    """The largest Gemma 3 files say little more than this."""
+    path = tmp_path / "config.json"
+    few = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
+    path.write_text(json.dumps({"model_type": "gemma3_text", **few}))
+    ours, theirs = from_hf(tmp_path), Gemma3TextConfig(**few)
+    assert (ours.vocab_size, ours.num_heads, ours.num_kv_heads) == (theirs.vocab_size, 8, 4)
+    assert (ours.head_dim, ours.rms_norm_eps, ours.tie_word_embeddings) == (theirs.head_dim, 1e-6, True)
+    assert ours.max_position_embeddings == theirs.max_position_embeddings
+    for layer, kind in zip(ours.attention, theirs.layer_types, strict=True):
+        assert layer.rope == Rope(theirs.rope_parameters[kind]["rope_theta"])
+        assert layer.window == (1024 if kind == "sliding_attention" else None)
+        assert layer.scale == 256**-0.5
 
 
 def test_sharded_safetensors(tmp_path: Path) -> None:
@@ -134,10 +188,18 @@ def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"model_type": "gpt2"}, "gpt2"),
+        ({"model_type": "mixtral"}, "mixtral"),
         ({"hidden_act": "gelu"}, "gelu"),
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "dynamic"),
-        ({"attention_bias": True}, "bias"),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, r"partial_rotary_factor 0\.5"),
+        ({"attention_bias": True}, "biases"),
+        ({"mlp_bias": True}, "biases"),
+        ({"use_bidirectional_attention": True}, "bidirectional"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is not known for llama"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "'gptq'"),
+        ({"layer_types": ["full_attention", "chunked_attention", "full_attention"]}, "chunked_attention"),
+        ({"layer_types": ["full_attention"]}, "1 layer_types for 3 layers"),
+        ({"rms_norm_eps": None}, "rms_norm_eps is missing"),
     ],
 )
 def test_an_unknown_kind_is_named(change: dict[str, Any], words: str, tmp_path: Path) -> None:

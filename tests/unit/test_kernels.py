@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from kernels import ops
@@ -28,6 +29,17 @@ def test_rms_norm(dtype: torch.dtype) -> None:
     assert torch.equal(x, before), "the input is left alone"
 
 
+def test_rms_norm_with_a_wide_weight() -> None:
+    """Gemma's way: one rounding, after the product."""
+    x, weight = random(5, 48, dtype=torch.bfloat16) * 3, random(48, seed=1, dtype=torch.float32)
+    norm = Gemma3RMSNorm(48, eps=1e-6)
+    norm.weight.data = weight - 1
+    ours = ops.rms_norm(x, weight, 1e-6)
+    assert ours.dtype == torch.bfloat16
+    torch.testing.assert_close(ours, norm(x), rtol=2**-8, atol=0)
+    assert (ours == norm(x)).float().mean() > 0.98, "two roundings where there should be one"
+
+
 def test_rope() -> None:
     query, key = random(7, 4, 32), random(7, 2, 32, seed=1)
     inv_freq = 10_000.0 ** (-torch.arange(0, 32, 2) / 32)
@@ -48,12 +60,15 @@ def test_linear_layers_packed_and_plain(rows: int, bias: bool, dtype: torch.dtyp
     offset = random(160, seed=2, dtype=dtype) if bias else None
     up, residual = random(160, 96, seed=3, dtype=dtype) / 10, random(rows, 160, seed=4, dtype=dtype)
     exact = F.linear(x.double(), weight.double(), None if offset is None else offset.double())
-    gated = F.silu(F.linear(x.double(), weight.double())) * F.linear(x.double(), up.double())
+    gates = {"silu": F.silu, "gelu_tanh": lambda gate: F.gelu(gate, approximate="tanh")}
+    inner = F.linear(x.double(), weight.double()), F.linear(x.double(), up.double())
     for pack in (False, True):
         linear = ops.Linear(weight, offset, pack=pack)
         torch.testing.assert_close(linear(x), exact.to(dtype), **CLOSE[dtype])
         torch.testing.assert_close(linear.add(x, residual), (residual + exact).to(dtype), **CLOSE[dtype])
-        torch.testing.assert_close(ops.GatedLinear(weight, up, pack=pack)(x), gated.to(dtype), **CLOSE[dtype])
+        for name, gate in gates.items():
+            ours = ops.GatedLinear(weight, up, name, pack=pack)(x)
+            torch.testing.assert_close(ours, (gate(inner[0]) * inner[1]).to(dtype), **CLOSE[dtype])
 
 
 @pytest.mark.parametrize("lengths", [(1,), (8,), (3, 9, 16), (1, 40, 17, 8)])
