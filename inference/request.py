@@ -28,10 +28,14 @@ class GrammarKind(StrEnum):
 
 @dataclass(frozen=True)
 class GrammarSpec:
-    """A constraint on the output. `source` is a JSON Schema as JSON text, a regex, or a JSON list of choices."""
+    """A constraint on the output. `source` is a JSON Schema as JSON text, a regex, or a JSON list of choices.
+
+    `strict`: refuse a schema of which a part can only be checked when the text is finished.
+    """
 
     kind: GrammarKind
     source: str
+    strict: bool = False
 
 
 @dataclass(frozen=True)

@@ -146,7 +146,7 @@ class EngineClient:
         if json_schema is not None:
             body["response_format"] = {
                 "type": "json_schema",
-                "json_schema": {"name": "answer", "schema": json_schema, "strict": True},
+                "json_schema": {"name": "answer", "schema": json_schema, "strict": False},
             }
         started = time.monotonic()
         answer = self._post(f"{self.url}/v1/chat/completions", body, timeout_seconds or self._timeout)

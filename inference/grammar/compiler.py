@@ -1,41 +1,43 @@
-"""From a GrammarSpec to a matcher: limits on size and work, and a cache."""
+"""From a GrammarSpec to a matcher: limits on size, work and time, and a cache of what came of it."""
 
 from __future__ import annotations
 
 import json
 import threading
 from collections import OrderedDict
+from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import llguidance
-from llguidance import LLMatcher, LLParserLimits
+from llguidance import LLMatcher
 
-from inference.grammar.matcher import Matcher, Vocabulary
+from inference.grammar.deadline import Busy, TooSlow, Workshop
+from inference.grammar.matcher import Matcher, Vocabulary, fill_masks
+from inference.grammar.schema import LIMITS, Prepared, SchemaRefused, prepare
 from inference.request import GrammarKind, GrammarSpec, RequestRejected
 
 if TYPE_CHECKING:
-    from llguidance._lib import JsonCompileOptions
-
     from inference.tokenizer import Tokenizer
 
 MAX_SOURCE_BYTES = 256 * 1024
 CACHED_GRAMMARS = 256
-# Separators as most JSON in training data is written; no other whitespace, so none can run away.
-ITEM_SEPARATOR = ", "
-KEY_SEPARATOR = ": "
-# llguidance counts work, not time: at about 50,000 units of fuel a millisecond this is at most a few hundred
-# milliseconds for a compilation, and a mask that would take longer than about 20 ms fails its own request.
-_LIMITS = LLParserLimits(
-    initial_lexer_fuel=5_000_000, step_lexer_fuel=300_000, step_max_items=100_000, max_grammar_size=500_000,
-    verbose_errors=False,
-)  # fmt: skip
+COMPILE_SLOTS = 2
+COMPILE_SECONDS = 5.0  # real schemas take milliseconds, the slowest within the limits of schema.py below a second
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    start: LLMatcher
+    unenforced: tuple[str, ...]
 
 
 class GrammarCompiler:
-    """Compiles and checks grammars for one tokenizer. Thread-safe; meant for the caller's thread, not the loop's."""
+    """Compiles and checks grammars for one tokenizer. Thread-safe; callers wait, so it is not for the loop's thread."""
 
-    def __init__(self, tokenizer: Tokenizer, head_size: int) -> None:
-        """`head_size` is the number of logits; a head padded beyond the tokenizer's vocabulary is masked there."""
+    def __init__(self, tokenizer: Tokenizer, head_size: int, *, seconds: float = COMPILE_SECONDS) -> None:
+        """`head_size` is the number of logits; a head padded beyond the tokenizer's vocabulary is masked there.
+        `seconds` is the deadline of one compilation."""
         self._tokenizer = llguidance.LLTokenizer(
             tokenizer.json,
             n_vocab=head_size,
@@ -43,48 +45,100 @@ class GrammarCompiler:
             slices=llguidance.LLTokenizer.json_slices(),
         )
         self._vocabulary = Vocabulary(head_size, tuple(tokenizer.eos_token_ids))
-        self._cache: OrderedDict[GrammarSpec, LLMatcher] = OrderedDict()
+        self._workshop = Workshop(slots=COMPILE_SLOTS, seconds=seconds)
+        # A grammar, or why there is none: a refusal is remembered too, so that asking again costs nothing.
+        self._cache: OrderedDict[GrammarSpec, Future[_Compiled | str]] = OrderedDict()
         self._lock = threading.Lock()
 
     def matcher(self, spec: GrammarSpec) -> Matcher:
-        """A fresh matcher. Raises RequestRejected with llguidance's reason when the grammar cannot be enforced."""
+        """A fresh matcher. Raises RequestRejected with the reason when there can be none, and for a strict `spec` of
+        which a part cannot be enforced."""
+        compiled = self._compiled(spec)
+        if spec.strict and compiled.unenforced:
+            raise RequestRejected(
+                "strict is asked for, and the grammar cannot enforce all of the schema; leave strict out and check the "
+                f"answer, or change the schema at {'; '.join(compiled.unenforced)}"
+            )
+        return Matcher(compiled.start.deep_copy(), self._vocabulary)
+
+    def unenforced(self, spec: GrammarSpec) -> tuple[str, ...]:
+        """What of a JSON Schema is left to a check of the finished text, as `pointer: words`.
+
+        Raises RequestRejected."""
+        return self._compiled(spec).unenforced
+
+    def _compiled(self, spec: GrammarSpec) -> _Compiled:
         with self._lock:
-            start = self._cache.get(spec)
-            if start is not None:
-                self._cache.move_to_end(spec)
-        if start is None:
-            start = self._compile(spec)
-            with self._lock:
-                self._cache[spec] = start
+            known = self._cache.get(spec)
+            if known is None:
+                mine = self._cache[spec] = Future()
                 while len(self._cache) > CACHED_GRAMMARS:
                     self._cache.popitem(last=False)
-        return Matcher(start.deep_copy(), self._vocabulary)
+            else:
+                self._cache.move_to_end(spec)
+        outcome = known.result() if known is not None else self._run(spec, mine)
+        if isinstance(outcome, str):
+            raise RequestRejected(outcome)
+        return outcome
 
-    def _compile(self, spec: GrammarSpec) -> LLMatcher:
-        if (size := len(spec.source.encode())) > MAX_SOURCE_BYTES:
+    def _run(self, spec: GrammarSpec, done: Future[_Compiled | str]) -> _Compiled | str:
+        """Compile within the deadline, and tell those who wait for the same."""
+        outcome: _Compiled | str = f"the {spec.kind} grammar could not be compiled"
+        lasting = True
+        try:
+            outcome = self._workshop.run(lambda: self._compile(spec))
+        except RequestRejected as error:
+            outcome = str(error)
+        except TooSlow:
+            outcome = (
+                f"the {spec.kind} grammar takes more than {self._workshop.seconds:g} s to compile; the limit is "
+                f"{self._workshop.seconds:g} s. Make it smaller: fewer optional properties, shorter patterns"
+            )
+        except Busy:
+            lasting = False
+            outcome = f"the {spec.kind} grammar waits behind others that take too long to compile; try again later"
+        except BaseException:
+            lasting = False
+            raise
+        finally:
+            if not lasting:
+                with self._lock:
+                    self._cache.pop(spec, None)
+            done.set_result(outcome)
+        return outcome
+
+    def _compile(self, spec: GrammarSpec) -> _Compiled:
+        if (size := len(spec.source.encode("utf-8", "surrogatepass"))) > MAX_SOURCE_BYTES:
             raise RequestRejected(f"the {spec.kind} grammar has {size} bytes; the limit is {MAX_SOURCE_BYTES}")
         try:
-            grammar = _grammar_text(spec)
+            prepared = _prepared(spec)
+        except SchemaRefused as error:
+            raise RequestRejected(f"the {spec.kind} grammar cannot be enforced: {error}") from error
         except (ValueError, RecursionError) as error:
             raise RequestRejected(f"the {spec.kind} grammar cannot be read: {error}") from error
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=_LIMITS)
-        if matcher.is_error():
-            raise RequestRejected(f"the {spec.kind} grammar cannot be enforced: {matcher.get_error()}")
-        return matcher
+        start = LLMatcher(self._tokenizer, prepared.grammar, log_level=0, limits=LIMITS)
+        if not start.is_error():
+            # Some grammars go beyond the limits only where their first choice is: found here, not in the loop.
+            first = start.deep_copy()
+            first.consume_tokens(first.compute_ff_tokens())
+            fill_masks([Matcher(first, self._vocabulary)], self._vocabulary.size)
+            start = first if first.is_error() else start
+        if start.is_error():
+            raise RequestRejected(f"the {spec.kind} grammar cannot be enforced: {start.get_error()}")
+        return _Compiled(start, prepared.unenforced)
 
 
-def _grammar_text(spec: GrammarSpec) -> str:
-    if spec.kind is GrammarKind.REGEX:
-        return LLMatcher.grammar_from_regex(spec.source)
-    if spec.kind is GrammarKind.CHOICE:
-        choices = json.loads(spec.source)
-        if not isinstance(choices, list) or not choices or not all(isinstance(c, str) and c for c in choices):
-            raise ValueError("a choice is a JSON list of at least one string, none of them empty")
-        return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(choice) for choice in choices))
-    schema = {"type": "object"} if spec.kind is GrammarKind.JSON_OBJECT else json.loads(spec.source)
-    style: JsonCompileOptions = {
-        "whitespace_flexible": False,
-        "item_separator": ITEM_SEPARATOR,
-        "key_separator": KEY_SEPARATOR,
-    }
-    return LLMatcher.grammar_from_json_schema(schema, overrides=style)
+def _prepared(spec: GrammarSpec) -> Prepared:
+    match spec.kind:
+        case GrammarKind.REGEX:
+            return Prepared(LLMatcher.grammar_from_regex(spec.source), ())
+        case GrammarKind.CHOICE:
+            choices = json.loads(spec.source)
+            if not isinstance(choices, list) or not choices or not all(isinstance(c, str) and c for c in choices):
+                raise ValueError("a choice is a JSON list of at least one string, none of them empty")
+            lark = "start: " + " | ".join(json.dumps(choice) for choice in choices)
+            return Prepared(LLMatcher.grammar_from_lark(lark), ())
+        case GrammarKind.JSON_OBJECT:
+            return prepare({"type": "object"})
+        case GrammarKind.JSON_SCHEMA:
+            return prepare(json.loads(spec.source))

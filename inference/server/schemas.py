@@ -85,7 +85,8 @@ class _Generation(_Strict):
             return GrammarSpec(GrammarKind.JSON_OBJECT, "")
         if chosen.json_schema is None:
             raise ApiError(400, "response_format is json_schema without one", param="response_format.json_schema")
-        return GrammarSpec(GrammarKind.JSON_SCHEMA, json.dumps(chosen.json_schema.schema_, ensure_ascii=False))
+        source = json.dumps(chosen.json_schema.schema_, ensure_ascii=False)
+        return GrammarSpec(GrammarKind.JSON_SCHEMA, source, strict=bool(chosen.json_schema.strict))
 
     def sampling(self, max_tokens: int, logprobs: int | None) -> SamplingParams:
         return SamplingParams(
