@@ -1,4 +1,4 @@
-"""Text to token ids and back, from a folder's tokenizer.json or from GGUF metadata; and chat templates.
+"""Text to token ids and back, from a folder's tokenizer.json or from GGUF metadata; and chats as token ids.
 
 Everything the engine needs of a tokenizer is its tokenizer.json: the same bytes go to the grammar compiler and, over
 HTTP, to whoever cuts documents into chunks of so many tokens.
@@ -14,11 +14,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import jinja2
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
+from inference.chat_template import ChatTemplate, TemplateError, pick_template
 from inference.gguf_file import open_gguf
 
 # How byte-level BPE tokenizers split text before merging, by the name that GGUF gives the rule. The patterns are those
@@ -30,15 +29,11 @@ _LLAMA3_SPLIT = _SPLIT % r"\p{N}{1,3}"
 _CONTROL, _USER_DEFINED = 3, 4
 # Tokens that end a turn in the chat formats of the families the engine runs, whatever the metadata names as its one
 # end of sequence.
-_TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>")
+_TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "<end_of_turn>")
 
 
 class TokenizerError(ValueError):
     """The tokenizer cannot be read or is of an unknown kind. The message names the file and what was found."""
-
-
-class TemplateError(ValueError):
-    """The chat template is missing, or refused these messages. The message carries the template's words."""
 
 
 @dataclass(frozen=True)
@@ -72,16 +67,12 @@ class Tokenizer:
         """The prompt text for `messages` (role, content). Raises TemplateError."""
         if self.chat_template is None:
             raise TemplateError("this model has no chat template; use /v1/completions with a prompt of your own")
-        try:
-            return self._template.render(
-                messages=[dict(message) for message in messages],
-                add_generation_prompt=add_generation_prompt,
-                bos_token=self.bos_token,
-                eos_token=self.eos_token,
-                tools=None,
-            )
-        except jinja2.TemplateError as error:
-            raise TemplateError(f"the chat template refused the messages: {error}") from error
+        return self._template.render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            bos_token=self.bos_token,
+            eos_token=self.eos_token,
+        )
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Token ids of the rendered chat. A special token spelled out in a message is read as plain characters, so that
@@ -104,15 +95,8 @@ class Tokenizer:
         return tuple(token.content for token in self.backend.get_added_tokens_decoder().values() if token.special)
 
     @cached_property
-    def _template(self) -> jinja2.Template:
-        # Templates come with the weights, from strangers: no attribute that reaches code, no writing to what they get.
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        environment.globals["raise_exception"] = _refuse
-        environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
-        try:
-            return environment.from_string(self.chat_template or "")
-        except jinja2.TemplateError as error:
-            raise TemplateError(f"the chat template cannot be read: {error}") from error
+    def _template(self) -> ChatTemplate:
+        return ChatTemplate(self.chat_template or "")
 
     @cached_property
     def _literal(self) -> Backend:
@@ -121,10 +105,6 @@ class Tokenizer:
         plain["added_tokens"] = [token for token in plain["added_tokens"] if not token["special"]]
         plain["post_processor"] = None
         return Backend.from_str(json.dumps(plain))
-
-
-def _refuse(message: str) -> None:
-    raise jinja2.TemplateError(message)
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
@@ -167,7 +147,7 @@ def _from_folder(folder: Path) -> Tokenizer:
     backend = Backend.from_str(text)
     settings = _json(folder / "tokenizer_config.json")
     generation, config = _json(folder / "generation_config.json"), _json(folder / "config.json")
-    eos = _word(settings.get("eos_token"))
+    bos, eos = _word(settings.get("bos_token")), _word(settings.get("eos_token"))
     named = [generation.get("eos_token_id"), config.get("eos_token_id"), backend.token_to_id(eos) if eos else None]
     template = folder / "chat_template.jinja"
     return Tokenizer(
@@ -175,10 +155,12 @@ def _from_folder(folder: Path) -> Tokenizer:
         json=text,
         vocab_size=backend.get_vocab_size(with_added_tokens=True),
         eos_token_ids=_end_tokens(backend, named),
-        chat_template=template.read_text(encoding="utf-8") if template.exists() else settings.get("chat_template"),
-        bos_token=_word(settings.get("bos_token")),
+        chat_template=template.read_text(encoding="utf-8")
+        if template.exists()
+        else pick_template(settings.get("chat_template")),
+        bos_token=bos,
         eos_token=eos,
-        add_bos=bool(settings.get("add_bos_token", False)),
+        add_bos=bool(settings.get("add_bos_token", _starts_with(backend, bos))),
     )
 
 
@@ -188,6 +170,11 @@ def _json(file: Path) -> dict[str, Any]:
 
 def _word(token: Any) -> str:
     return str(token["content"]) if isinstance(token, dict) else str(token or "")
+
+
+def _starts_with(backend: Backend, token: str) -> bool:
+    """Whether tokenizer.json itself puts `token` in front of a text, as Llama 3's does."""
+    return bool(token) and backend.encode("", add_special_tokens=True).ids[:1] == [backend.token_to_id(token)]
 
 
 def _end_tokens(backend: Backend, named: Sequence[Any]) -> tuple[int, ...]:
@@ -240,7 +227,7 @@ def _from_gguf(path: Path) -> Tokenizer:
         backend=backend,
         json=backend.to_str(),
         vocab_size=len(tokens),
-        eos_token_ids=_end_tokens(backend, [get("ggml.eos_token_id"), get("ggml.eot_token_id")]),
+        eos_token_ids=_end_tokens(backend, [get(f"ggml.{name}_token_id") for name in ("eos", "eot", "eom")]),
         chat_template=get("chat_template"),
         bos_token=name("ggml.bos_token_id"),
         eos_token=name("ggml.eos_token_id"),
