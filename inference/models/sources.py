@@ -36,18 +36,29 @@ class TensorSource(Protocol):
         ...
 
 
+# A checkpoint with images wraps the decoder, under published names or those of transformers' modules.
+_WRAPPERS = {"language_model.": "", "model.language_model.": "model."}
+_IMAGE_PARTS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+
+
 class SafetensorsSource:
-    """A folder with config.json and one or more .safetensors files (with an index where they are several)."""
+    """A folder with config.json and one or more .safetensors files (with an index where they are several).
+
+    Of a checkpoint with images only the decoder is seen, under the names that it has alone.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder
-        self._files: dict[str, Path] = {}
+        self._stored: dict[str, tuple[Path, str]] = {}  # our name -> its file and its name there
         self._shapes: dict[str, tuple[int, ...]] = {}
         for file in _safetensors_files(folder):
             with safe_open(file, framework="pt") as handle:
-                for name in handle.keys():  # noqa: SIM118 - not a mapping
-                    self._files[name] = file
-                    self._shapes[name] = tuple(handle.get_slice(name).get_shape())
+                for stored in handle.keys():  # noqa: SIM118 - not a mapping
+                    if stored.startswith(_IMAGE_PARTS):
+                        continue
+                    name = _unwrapped(stored)
+                    self._stored[name] = file, stored
+                    self._shapes[name] = tuple(handle.get_slice(stored).get_shape())
 
     def config(self) -> ModelConfig:
         return from_hf(self.path)
@@ -56,8 +67,16 @@ class SafetensorsSource:
         return self._shapes
 
     def read(self, name: str) -> Tensor:
-        with safe_open(self._files[name], framework="pt") as handle:
-            return handle.get_tensor(name)
+        file, stored = self._stored[name]
+        with safe_open(file, framework="pt") as handle:
+            return handle.get_tensor(stored)
+
+
+def _unwrapped(name: str) -> str:
+    for wrapper, inner in _WRAPPERS.items():
+        if name.startswith(wrapper):
+            return inner + name.removeprefix(wrapper)
+    return name
 
 
 def _safetensors_files(folder: Path) -> Iterable[Path]:

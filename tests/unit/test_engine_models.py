@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import Gemma3TextConfig
+from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Gemma3TextConfig, SiglipVisionConfig
 
 from inference.models.config import UnsupportedModel
 from inference.models.hf_config import from_hf
@@ -138,6 +138,24 @@ def test_what_transformers_takes_for_granted_may_be_left_out(tmp_path: Path) -> 
         assert layer.rope == Rope(theirs.rope_parameters[kind]["rope_theta"])
         assert layer.window == (1024 if kind == "sliding_attention" else None)
         assert layer.scale == 256**-0.5
+
+
+@pytest.mark.parametrize("wrapper", ["language_model.model.", "model.language_model."])
+def test_of_a_gemma_with_images_the_text_part_runs(wrapper: str, tmp_path: Path) -> None:
+    vision = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    images = SiglipVisionConfig(image_size=28, patch_size=14, vision_use_head=False, **vision)
+    text = make_model("gemma3")
+    config = Gemma3Config(text_config=text.config.to_dict(), vision_config=images.to_dict(), mm_tokens_per_image=4)
+    model = Gemma3ForConditionalGeneration(config).eval()
+    model.model.language_model.load_state_dict(text.model.state_dict())
+    path = save(model, tmp_path)
+    if wrapper == "model.language_model.":  # the modules' own names, which transformers does not save under
+        tensors = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+        save_file(tensors, path / "model.safetensors")
+    names = load_file(path / "model.safetensors")
+    assert any("vision_tower" in name for name in names)
+    assert any(name.startswith(wrapper) for name in names)
+    assert_close(logits_of(path, TEXT, prompt=40), reference(text, TEXT, 40))
 
 
 def test_sharded_safetensors(tmp_path: Path) -> None:
