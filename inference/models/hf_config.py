@@ -63,7 +63,9 @@ def from_hf(folder: Path) -> ModelConfig:
     path = folder / "config.json"
     given: dict[str, Any] = json.loads(path.read_text())
     if given.get("model_type") == "gemma3":  # with images; the engine runs the part that reads text
-        outer = {key: given[key] for key in ("tie_word_embeddings", "quantization_config") if key in given}
+        outer: dict[str, Any] = {
+            key: given[key] for key in ("tie_word_embeddings", "quantization_config") if key in given
+        }
         given = {**given.get("text_config", {}), **outer, "model_type": "gemma3_text"}
     family = str(given.get("model_type"))
     if family not in FAMILIES:
