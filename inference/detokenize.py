@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 
 from inference.tokenizer import Tokenizer
@@ -9,6 +10,7 @@ from inference.tokenizer import Tokenizer
 REPLACEMENT = "\ufffd"
 # A character has at most four bytes, and a token at least one.
 MAX_PENDING_TOKENS = 8
+_SPELLED_BYTE = re.compile("<0x([0-9A-F]{2})>")  # SentencePiece's token for a byte that no piece spells
 
 
 @lru_cache(maxsize=1)
@@ -24,6 +26,9 @@ def _byte_of_character() -> dict[str, int]:
 def token_bytes(tokenizer: Tokenizer, token: int) -> bytes:
     """The bytes a token stands for; those of a special token are its spelling."""
     piece = tokenizer.backend.id_to_token(token) or ""
+    if not tokenizer.is_byte_level:
+        byte = _SPELLED_BYTE.fullmatch(piece)
+        return bytes([int(byte[1], 16)]) if byte else piece.replace("▁", " ").encode()
     table = _byte_of_character()
     if all(character in table for character in piece):
         return bytes(table[character] for character in piece)

@@ -14,19 +14,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from inference.chat_template import ChatTemplate, TemplateError, pick_template
 from inference.gguf_file import open_gguf
+from inference.gguf_tokenizer import UnknownSplit, byte_level_bpe, sentencepiece_bpe
 
-# How byte-level BPE tokenizers split text before merging, by the name that GGUF gives the rule. The patterns are those
-# of the models' own tokenizer.json files.
-_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_QWEN2_SPLIT = _SPLIT % r"\p{N}"
-_LLAMA3_SPLIT = _SPLIT % r"\p{N}{1,3}"
-# GGUF's token types.
-_CONTROL, _USER_DEFINED = 3, 4
 # Tokens that end a turn in the chat formats of the families the engine runs, whatever the metadata names as its one
 # end of sequence.
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "<end_of_turn>")
@@ -89,6 +82,12 @@ class Tokenizer:
             ids += self.encode(contents[int(pieces[i])], special=False)
             ids += self.backend.encode(pieces[i + 1], add_special_tokens=False).ids
         return ids
+
+    @cached_property
+    def is_byte_level(self) -> bool:
+        """Whether tokens are written in stand-ins for bytes, as GPT-2's are; else in characters, as SentencePiece's."""
+        decoder = json.loads(self.json).get("decoder") or {}
+        return "ByteLevel" in {part.get("type") for part in (decoder, *decoder.get("decoders", []))}
 
     @cached_property
     def _special(self) -> tuple[str, ...]:
@@ -193,31 +192,21 @@ def _from_gguf(path: Path) -> Tokenizer:
         field = fields.get(f"tokenizer.{key}")
         return default if field is None else field.contents()
 
-    if (kind := get("ggml.model")) != "gpt2":
-        raise TokenizerError(f"{path}: tokenizer {kind!r} is not known from GGUF; known is gpt2 (byte-level BPE)")
-    tokens: list[str] = get("ggml.tokens")
-    merges = [tuple(merge.split(" ", 1)) for merge in get("ggml.merges")]
-    rule = get("ggml.pre", "gpt2")
-    backend = Backend(
-        models.BPE(
-            vocab={token: i for i, token in enumerate(tokens)},
-            merges=merges,
-            ignore_merges=rule == "llama-bpe",
-            fuse_unk=False,
+    kind, tokens = get("ggml.model"), get("ggml.tokens", [])
+    types = get("ggml.token_type", [1] * len(tokens))
+    if kind == "gpt2":
+        try:
+            backend = byte_level_bpe(tokens, get("ggml.merges"), types, get("ggml.pre", "gpt2"))
+        except UnknownSplit as error:
+            raise TokenizerError(f"{path}: {error}") from error
+    elif kind == "llama":
+        in_front = bool(get("ggml.add_space_prefix", True))
+        backend = sentencepiece_bpe(tokens, get("ggml.scores"), types, space_in_front=in_front)
+    else:
+        raise TokenizerError(
+            f"{path}: tokenizer {kind!r} is not known from GGUF; known are gpt2 (byte-level BPE) and llama "
+            "(SentencePiece BPE); put a tokenizer.json beside the file"
         )
-    )
-    if rule == "qwen2":
-        backend.normalizer = normalizers.NFC()
-    backend.pre_tokenizer = _pre_tokenizer(rule, path)
-    backend.decoder = decoders.ByteLevel()
-    special: list[AddedToken] = []
-    ordinary: list[AddedToken] = []
-    for token, token_type in zip(tokens, get("ggml.token_type"), strict=True):
-        if token_type in (_CONTROL, _USER_DEFINED):
-            is_special = token_type == _CONTROL
-            (special if is_special else ordinary).append(AddedToken(token, normalized=False, special=is_special))
-    backend.add_special_tokens(special)
-    backend.add_tokens(ordinary)
 
     def name(key: str) -> str:
         index = get(key)
@@ -231,18 +220,5 @@ def _from_gguf(path: Path) -> Tokenizer:
         chat_template=get("chat_template"),
         bos_token=name("ggml.bos_token_id"),
         eos_token=name("ggml.eos_token_id"),
-        add_bos=bool(get("ggml.add_bos_token", False)),
+        add_bos=bool(get("ggml.add_bos_token", kind == "llama")),
     )
-
-
-def _pre_tokenizer(rule: str, path: Path) -> pre_tokenizers.PreTokenizer:
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    if rule in ("qwen2", "llama-bpe"):
-        pattern = Regex(_QWEN2_SPLIT if rule == "qwen2" else _LLAMA3_SPLIT)
-        return pre_tokenizers.Sequence([pre_tokenizers.Split(pattern, behavior="isolated"), byte_level])
-    gpt2 = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    if rule == "smollm":
-        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), gpt2])
-    if rule in ("gpt2", "gpt-2"):
-        return gpt2
-    raise TokenizerError(f"{path}: pre-tokenizer {rule!r} is not known; known are qwen2, llama-bpe, smollm and gpt2")
