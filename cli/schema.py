@@ -28,6 +28,7 @@ def add(
 
     Example: quarry schema add examples/schemas/recipe.json
     """
+    from inference.grammar.schema import SchemaRefused, unenforced
     from pipeline.schema import ExtractionSchema
 
     chosen = name or file.stem
@@ -36,8 +37,14 @@ def add(
     with connect() as client:
         info = client.add_schema(chosen, schema, instructions, shown)
     console = err()
-    for warning in ExtractionSchema.parse(info.name, schema, instructions, shown).warnings:
-        console.print(f"note: {warning}", style="yellow", markup=False)
+    parsed = ExtractionSchema.parse(info.name, schema, instructions, shown)
+    notes = list(parsed.warnings)
+    try:
+        notes += unenforced(parsed.grammar_schema)
+    except SchemaRefused as refusal:
+        notes.append(f"the engine will refuse this schema: {refusal}")
+    for note in notes:
+        console.print(f"note: {note}", style="yellow", markup=False)
     console.print(f"{info.name} version {info.version}: {len(info.columns)} columns in {info.view}", markup=False)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
@@ -179,6 +180,49 @@ def test_rows_behind_the_end_allow_the_end_only() -> None:
         assert matcher.consume(token)
     assert matcher.stopped
     assert matcher.forced(4) == []
+
+
+def test_a_state_beyond_the_limits_fails_only_who_gets_there() -> None:
+    """Behind `"big": {` more may follow than llguidance holds. A draft that leads there loses its last rows."""
+    choices = [{"properties": {f"p{i}-{j}": {"type": "null"} for i in range(400)}} for j in range(9)]
+    fields = {"kind": {"type": "boolean"}, "big": {"type": "object", "anyOf": choices}}
+    schema = {"type": "object", "properties": fields, "required": ["kind"], "additionalProperties": False}
+    name, spec = "bytes", GrammarSpec(GrammarKind.JSON_SCHEMA, json.dumps(schema))
+    made, size = tokenizer(name), head_size(name)
+    draft = made.encode('{"kind": true, "big": {"p1-1": null')
+    there = len(made.encode('{"kind": true, '))  # from here on to the brace all is forced, and looked through at once
+    matcher, other = compiler(name).matcher(spec), compiler(name).matcher(GRAMMARS[3])
+    words, failed = fill_draft_masks([(matcher, draft), (other, [])], size)
+    assert list(failed) == [there]
+    assert "items; max is" in failed[there]
+    for j in (0, 5, there - 1):
+        assert allowed(words[j]) == allowed(stepping(name, spec, draft[:j])[1])
+    assert not words[there:-1].any()
+    assert allowed(words[-1]) == allowed(stepping(name, GRAMMARS[3], [])[1])
+    assert not matcher.error
+    for token in made.encode('{"kind": true}'):
+        assert matcher.consume(token)
+    assert matcher.stopped
+
+
+def test_batches_filled_at_the_same_time_do_not_mix() -> None:
+    """Four threads, each with requests of its own: what each gets is what it gets alone."""
+
+    def run(seed: int) -> list[list[int]]:
+        rng = random.Random(seed)
+        matchers = [compiler("bpe").matcher(rng.choice(GRAMMARS)) for _ in range(6)]
+        texts: list[list[int]] = [[] for _ in matchers]
+        for _ in range(40):
+            rows = fill_masks(matchers, head_size("bpe"))
+            for matcher, text, row in zip(matchers, texts, rows, strict=True):
+                if not matcher.stopped:
+                    text.append(rng.choice(allowed(row)))
+                    assert matcher.consume(text[-1]), matcher.error
+        return texts
+
+    alone = [run(seed) for seed in range(8)]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(run, range(8))) == alone
 
 
 def test_an_error_stays_with_its_matcher() -> None:
