@@ -137,7 +137,7 @@ def test_the_same_pages_again_are_not_processed_again(product: Product, pages: P
 def test_a_killed_extract_worker_loses_and_doubles_nothing(product: Product, pages: Path) -> None:
     query = "SELECT name, kind, minutes, _source_uri FROM entities.bread ORDER BY _source_uri"
     before = product.rows("sql", query)
-    job = product.run("submit", str(pages), "--schema", "bread", "--force").strip()
+    job = product.run("submit", str(pages), "--schema", "bread", "--force", status=1).strip()
     state = json.loads((product.home / "run" / "state.json").read_text())
     worker = next(unit for unit in state["units"] if unit["name"] == "extract")
     time.sleep(random.Random(1).uniform(0.2, 1.0))
