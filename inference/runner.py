@@ -9,16 +9,10 @@ from torch import Tensor
 
 from inference.config import EngineConfig
 from inference.memory.cache import KVCache
-from inference.memory.pages import DUMMY_PAGE
-from inference.models.decoder import DecodeGroup, Decoder, PrefillSegment, StepTensors
+from inference.models.decoder import Decoder, StepTensors
 from inference.models.loader import load_decoder
-from inference.plan import Plan, Scheduled
-from kernels import ops
-
-# Decoding requests share a batched attention call while the longest has at most this many times the pages of the
-# shortest: fewer calls against pages read for nothing. The dummy page fills the gap.
-GROUP_RATIO = 1.5
-GROUP_SLACK = 2  # pages, so that short contexts do not each get a call of their own
+from inference.plan import Plan
+from kernels.ops import KV_BLOCK, AttentionBatch, Span
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +47,10 @@ class Runner:
         self.dtype = pick_dtype(config.dtype, self.device)
         self.model: Decoder = load_decoder(config.model_path, self.dtype, self.device)
         shape = self.model.config
+        if KV_BLOCK % config.page_size:
+            raise ValueError(
+                f"page_size is {config.page_size}; it must divide {KV_BLOCK}, the block in which contexts are attended"
+            )
         page_bytes = config.page_size * shape.kv_bytes_per_token(self.dtype.itemsize)
         longest = min(config.max_model_len or shape.max_position_embeddings, shape.max_position_embeddings)
         # No more pages than all sequences at full length could fill.
@@ -87,41 +85,19 @@ class Runner:
             tokens=self._ints(tokens),
             positions=self._ints(positions),
             slots=self._ints(slots),
-            decode=self._decode_groups([item for item in plan if item.count == 1]),
-            prefill=tuple(self._prefill_segment(item) for item in plan if item.count > 1),
+            attention=self._attention(plan),
             logits_rows=self._ints([row.row for row in plan.logits]),
         )
 
-    def _ints(self, values: list[int] | list[list[int]]) -> Tensor:
+    def _ints(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)
 
-    def _decode_groups(self, items: list[Scheduled]) -> tuple[DecodeGroup, ...]:
-        size = self.page_size
-        used = {id(item): -(-item.stop // size) for item in items}
-        items = sorted(items, key=lambda item: used[id(item)])
-        groups: list[list[Scheduled]] = []
-        for item in items:
-            if groups and used[id(item)] <= GROUP_RATIO * used[id(groups[-1][0])] + GROUP_SLACK:
-                groups[-1].append(item)
-            else:
-                groups.append([item])
-        return tuple(self._decode_group(group, used[id(group[-1])]) for group in groups)
-
-    def _decode_group(self, items: list[Scheduled], width: int) -> DecodeGroup:
-        pages = [item.sequence.pages[:width] for item in items]
-        padded = [row + [DUMMY_PAGE] * (width - len(row)) for row in pages]
-        lengths = self._ints([item.stop for item in items]).unsqueeze(1)
-        beyond = torch.arange(width * self.page_size, device=self.device) >= lengths
-        mask = torch.zeros(beyond.shape, dtype=self.dtype, device=self.device).masked_fill_(beyond, float("-inf"))
-        return DecodeGroup(
-            rows=self._ints([item.row for item in items]), pages=self._ints(padded), mask=mask[:, None, None, :]
+    def _attention(self, plan: Plan) -> AttentionBatch:
+        shape = self.model.config
+        return AttentionBatch(
+            [Span(item.row, item.start, item.count, item.sequence.pages) for item in plan],
+            page_size=self.page_size,
+            group_size=shape.num_heads // shape.num_kv_heads,
+            dtype=self.dtype,
+            device=self.device,
         )
-
-    def _prefill_segment(self, item: Scheduled) -> PrefillSegment:
-        slots = mask = None
-        if item.start:
-            mask = ops.chunk_mask(item.count, item.stop, self.dtype, self.device)
-            pages = self._ints(item.sequence.pages)
-            within = torch.arange(self.page_size, device=self.device)
-            slots = (pages[:, None] * self.page_size + within).flatten()[: item.stop]
-        return PrefillSegment(item.row, item.row + item.count, item.stop, slots, mask)

@@ -1,11 +1,9 @@
 """The public list: one name per op. Plain torch references everywhere for now; faster twins keep these signatures."""
 
+from kernels.attention import KV_BLOCK, AttentionBatch, Span, paged_attention
 from kernels.linear import Activation, GatedLinear, Linear
 from kernels.reference import (
-    chunk_mask,
-    decode_attention,
     gated_mul,
-    prefill_attention,
     rms_norm,
     rope,
     rope_tables,
@@ -14,16 +12,17 @@ from kernels.reference import (
 from kernels.sampling import argmax, draw, mask_logits
 
 __all__ = [
+    "KV_BLOCK",
     "Activation",
+    "AttentionBatch",
     "GatedLinear",
     "Linear",
+    "Span",
     "argmax",
-    "chunk_mask",
-    "decode_attention",
     "draw",
     "gated_mul",
     "mask_logits",
-    "prefill_attention",
+    "paged_attention",
     "rms_norm",
     "rope",
     "rope_tables",

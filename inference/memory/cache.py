@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from inference.models.config import ModelConfig
 
@@ -22,8 +21,3 @@ class KVCache:
         # Zeros, not garbage: masked positions still enter a product, and 0 * NaN would be NaN.
         self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
         self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
-
-    def gather(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values at slots [L] int64 -> two of [L, KH, D]."""
-        keys, values = self.keys[layer], self.values[layer]
-        return keys.flatten(0, 1).index_select(0, slots), values.flatten(0, 1).index_select(0, slots)

@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from inference.memory.cache import KVCache
-from inference.models.config import ModelConfig, UnsupportedModel
+from inference.models.config import ModelConfig
 from inference.models.rope import Rope
 from inference.models.tensors import parameter_count
 from kernels import ops
-from kernels.ops import GatedLinear, Linear
+from kernels.ops import AttentionBatch, GatedLinear, Linear
 
 
 @dataclass(frozen=True)
@@ -42,35 +42,13 @@ class DecoderWeights:
 
 
 @dataclass(frozen=True)
-class DecodeGroup:
-    """Requests with one token in this step and contexts of similar length. B requests, P pages at most."""
-
-    rows: Tensor  # [B] int64, their rows in the step
-    pages: Tensor  # [B, P] int64, padded with the dummy page 0
-    mask: Tensor  # [B, 1, 1, P * page_size], 0 or -inf
-
-
-@dataclass(frozen=True)
-class PrefillSegment:
-    """A request with several tokens in this step: rows start..stop, of a context of `length` tokens."""
-
-    start: int
-    stop: int
-    length: int
-    # [length] int64, the context's slots, and [stop - start, length]; None when the rows are the whole context
-    slots: Tensor | None
-    mask: Tensor | None
-
-
-@dataclass(frozen=True)
 class StepTensors:
     """All that a forward needs besides weights. T tokens."""
 
     tokens: Tensor  # [T] int64
     positions: Tensor  # [T] int64
     slots: Tensor  # [T] int64, where each token's key and value go
-    decode: tuple[DecodeGroup, ...]
-    prefill: tuple[PrefillSegment, ...]
+    attention: AttentionBatch
     logits_rows: Tensor  # [R] int64, rows whose logits are wanted
 
 
@@ -81,8 +59,6 @@ class Decoder:
         self.config = config
         self.dtype = dtype
         self.device = device
-        if any(layer.window is not None or layer.softcap for layer in config.attention):
-            raise UnsupportedModel("sliding-window attention and soft caps of scores are not known yet")
         self._weights = weights
         # Rounded to the dtype, as Gemma was trained.
         scale = config.embedding_scale
@@ -152,14 +128,7 @@ class Decoder:
         ops.write_cache(keys, key, step.slots)
         ops.write_cache(values, value, step.slots)
 
-        out = torch.empty_like(query)
-        for group in step.decode:
-            out[group.rows] = ops.decode_attention(query[group.rows], keys, values, group.pages, group.mask, how.scale)
-        for segment in step.prefill:
-            rows = slice(segment.start, segment.stop)
-            if segment.slots is None:
-                past_key, past_value = key[rows], value[rows]
-            else:
-                past_key, past_value = cache.gather(index, segment.slots)
-            out[rows] = ops.prefill_attention(query[rows], past_key, past_value, segment.mask, how.scale)
+        out = ops.paged_attention(
+            query, keys, values, step.attention, how.scale, window=how.window, softcap=how.softcap
+        )
         return out.view(-1, heads * size)

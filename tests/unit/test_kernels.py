@@ -71,43 +71,6 @@ def test_linear_layers_packed_and_plain(rows: int, bias: bool, dtype: torch.dtyp
             torch.testing.assert_close(ours, (gate(inner[0]) * inner[1]).to(dtype), **CLOSE[dtype])
 
 
-@pytest.mark.parametrize("lengths", [(1,), (8,), (3, 9, 16), (1, 40, 17, 8)])
-@pytest.mark.parametrize("groups", [1, 3, 8])
-def test_decode_attention_over_pages(lengths: tuple[int, ...], groups: int) -> None:
-    kv_heads, size, page = 2, 16, 8
-    width = -(-max(lengths) // page)
-    pool = torch.randperm(width * len(lengths) + 5, generator=torch.Generator().manual_seed(0)) + 1
-    keys = random(len(pool) + 1, page, kv_heads, size, seed=1)
-    values = random(len(pool) + 1, page, kv_heads, size, seed=2)
-    query = random(len(lengths), kv_heads * groups, size, seed=3)
-    pages = torch.zeros(len(lengths), width, dtype=torch.int64)  # 0, the dummy, beyond the end
-    for row, length in enumerate(lengths):
-        count = -(-length // page)
-        pages[row, :count] = pool[row * width : row * width + count]
-    beyond = torch.arange(width * page) >= torch.tensor(lengths)[:, None]
-    mask = torch.zeros(beyond.shape).masked_fill(beyond, float("-inf"))[:, None, None]
-    out = ops.decode_attention(query, keys, values, pages, mask, size**-0.5)
-    for row, length in enumerate(lengths):
-        key, value = (cache[pages[row]].flatten(0, 1)[:length].double() for cache in (keys, values))
-        for head in range(kv_heads * groups):
-            scores = key[:, head // groups] @ query[row, head].double() * size**-0.5
-            expected = scores.softmax(0) @ value[:, head // groups]
-            torch.testing.assert_close(out[row, head].double(), expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize(("count", "length"), [(1, 1), (5, 5), (3, 12), (1, 30), (30, 31)])
-def test_prefill_attention_sees_the_past_and_no_future(count: int, length: int) -> None:
-    query, key, value = random(count, 6, 16), random(length, 2, 16, seed=1), random(length, 2, 16, seed=2)
-    mask = None if count == length else ops.chunk_mask(count, length, torch.float32, torch.device("cpu"))
-    out = ops.prefill_attention(query, key, value, mask, 0.25)
-    for row in range(count):
-        seen = length - count + row + 1
-        for head in range(6):
-            scores = key[:seen, head // 3].double() @ query[row, head].double() * 0.25
-            expected = scores.softmax(0) @ value[:seen, head // 3].double()
-            torch.testing.assert_close(out[row, head].double(), expected, rtol=1e-5, atol=1e-5)
-
-
 def test_write_cache_puts_each_token_in_its_slot() -> None:
     cache, values = torch.zeros(4, 3, 2, 5), random(3, 2, 5)
     ops.write_cache(cache, values, torch.tensor([11, 3, 4]))
