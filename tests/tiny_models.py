@@ -50,14 +50,14 @@ FAMILIES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "llama": (LlamaConfig, LlamaForCausalLM, {}),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 32}),
-    "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": 512}),
+    "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": 24}),
     "gemma3": (
         Gemma3TextConfig,
         Gemma3ForCausalLM,
         # Two local layers to a global one.
         {
             "head_dim": 24,
-            "sliding_window": 512,
+            "sliding_window": 24,
             "sliding_window_pattern": 3,
             "query_pre_attn_scalar": 24,
             "final_logit_softcapping": 5.0,
