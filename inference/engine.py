@@ -157,9 +157,9 @@ class Engine:
         masks, failed = filling.result() if filling else (None, {})
         if not rows:
             return []
-        params = [SamplingRow(r.scheduled.sequence.request.sampling, r.scheduled.sequence.generator) for r in rows]
+        ways = [SamplingRow.behind(row.scheduled.sequence) for row in rows]
         with torch.inference_mode():
-            samples: list[Sample | _Failed] = [*sample(logits, params, masks, self._vocab_size)]
+            samples: list[Sample | _Failed] = [*sample(logits, ways, masks, self._vocab_size, self._eos)]
         for index, error in failed.items():
             samples[index] = _Failed(error)
         return samples

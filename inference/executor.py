@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 import threading
 import time
 from collections import defaultdict, deque
@@ -12,20 +11,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import torch
-
 from inference.config import EngineConfig
 from inference.engine import Engine, EngineStats
 from inference.grammar import GrammarCompiler
 from inference.memory.prefix import root_hash
+from inference.randomness import fresh_seed
 from inference.request import FinishReason, Request, RequestRejected, Response
 from inference.runner import Runner
 from inference.sequence import Sequence
 
 if TYPE_CHECKING:
     from inference.tokenizer import Tokenizer
-
-MAX_LOGPROBS = 20
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +105,7 @@ class Executor:
             enqueued_at=time.monotonic(),
             root=root_hash(request.cache_salt),
             matcher=matcher,
-            generator=self._generator(request),
+            seed=fresh_seed() if request.sampling.seed is None else request.sampling.seed,
         )
         with self._changed:
             if self._stopping:
@@ -181,8 +177,7 @@ class Executor:
         limit = self.model_info.max_model_len
         if prompt < 1:
             raise RequestRejected("the prompt has no tokens; give at least one")
-        if sampling.max_tokens < 1:
-            raise RequestRejected(f"max_tokens is {sampling.max_tokens}; it must be at least 1")
+        sampling.check(self.model_info.vocab_size)
         if prompt + sampling.max_tokens > limit:
             raise RequestRejected(
                 f"the prompt has {prompt} tokens and max_tokens is {sampling.max_tokens}, together "
@@ -192,27 +187,8 @@ class Executor:
         bad = next((t for t in request.prompt_token_ids if not 0 <= t < vocab), None)
         if bad is not None:
             raise RequestRejected(f"token id {bad} is outside the vocabulary of {vocab}")
-        if not 0 <= sampling.temperature < math.inf or not 0 < sampling.top_p <= 1 or sampling.top_k < 0:
-            raise RequestRejected(
-                f"temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, top_k {sampling.top_k}: the first "
-                "must be at least 0 and finite, the second above 0 and at most 1, the third at least 0"
-            )
-        if sampling.seed is not None and not -(2**63) <= sampling.seed < 2**63:
-            raise RequestRejected(f"seed is {sampling.seed}; it must fit in 64 bits")
         if request.timeout_seconds is not None and not request.timeout_seconds > 0:
             raise RequestRejected(f"timeout_seconds is {request.timeout_seconds:g}; it must be above 0")
-        if sampling.logprobs is not None and not 0 <= sampling.logprobs <= MAX_LOGPROBS:
-            raise RequestRejected(f"logprobs is {sampling.logprobs}; it must be between 0 and {MAX_LOGPROBS}")
-
-    def _generator(self, request: Request) -> torch.Generator | None:
-        if request.sampling.temperature == 0:
-            return None
-        generator = torch.Generator()
-        if request.sampling.seed is None:
-            generator.seed()
-        else:
-            generator.manual_seed(request.sampling.seed)
-        return generator
 
     # The engine's thread
 

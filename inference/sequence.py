@@ -29,7 +29,7 @@ class Sequence:
     published: int = 0  # leading pages that have been entered into the prefix index
     epoch: int = 0  # raised by every preemption; results of an older epoch are dropped
     matcher: Any = None  # inference.grammar.Matcher, or None when unconstrained
-    generator: Any = None  # torch.Generator of this request's seed, or None when greedy
+    seed: int = 0  # the request's own, or one made up for it
     started_at: float | None = None
     first_token_at: float | None = None
     cached_tokens: int = 0

@@ -1,6 +1,7 @@
 """The public list: one name per op. Plain torch references everywhere for now; faster twins keep these signatures."""
 
 from kernels.attention import KV_BLOCK, AttentionBatch, Span, paged_attention
+from kernels.drawing import draw, draw_batched
 from kernels.linear import Activation, GatedLinear, Linear
 from kernels.reference import (
     gated_mul,
@@ -9,7 +10,7 @@ from kernels.reference import (
     rope_tables,
     write_cache,
 )
-from kernels.sampling import argmax, draw, mask_logits
+from kernels.sampling import add_bias, argmax, ban, log_total, mask_logits, penalize_made, penalize_seen, top
 
 __all__ = [
     "KV_BLOCK",
@@ -18,13 +19,20 @@ __all__ = [
     "GatedLinear",
     "Linear",
     "Span",
+    "add_bias",
     "argmax",
+    "ban",
     "draw",
+    "draw_batched",
     "gated_mul",
+    "log_total",
     "mask_logits",
     "paged_attention",
+    "penalize_made",
+    "penalize_seen",
     "rms_norm",
     "rope",
     "rope_tables",
+    "top",
     "write_cache",
 ]

@@ -1,17 +1,20 @@
-"""Choosing tokens from logits: masks, the greedy choice, and draws from a truncated distribution.
+"""What is done to logits before a token is drawn: masks, penalties, biases. And the greedy choice, and the likeliest.
 
-Rows of logits are long (150,000 and more) and few. Torch's CPU versions of these ops go through them element by element
-(32 rows: argmax 10 ms, masked_fill 15 ms), NumPy's with vector instructions (1 ms), so that is what the CPU runs.
+`kernels/drawing.py` draws. Rows of logits are long (150,000 and more) and few. Torch's CPU versions of these ops go
+through them element by element (32 rows: argmax 10 ms, masked_fill 15 ms), NumPy's with vector instructions (1 ms), so
+that is what the CPU runs.
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-# Draws look at this many of the likeliest tokens first; all of them are sorted only when those don't reach top-p.
-CANDIDATES = 256
+from kernels.drawing import largest, tree_sum
 
 
 def argmax(logits: Tensor) -> Tensor:
@@ -53,50 +56,52 @@ def _mask_on_cpu(logits: Tensor, rows: list[int], words: Tensor) -> None:
             values[np.flatnonzero(~allowed)] = -np.inf
 
 
-def draw(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor) -> Tensor:
-    """One token for each row by inversion of the cumulative distribution.
-
-    logits [R, V] fp32; temperature [R] > 0; top_k [R] int64, 0 for no limit; top_p [R] in (0, 1];
-    uniform [R] fp32 in [0, 1) -> [R] int64. Top-p is of the distribution that top-k leaves; the likeliest token stays.
-    """
-    vocab = logits.shape[-1]
-    # Relative to the largest, so that a temperature near zero does not overflow.
-    logits = (logits - logits.amax(dim=-1, keepdim=True)) / temperature.unsqueeze(1)
-    limit = torch.where(top_k > 0, top_k, vocab)
-    truncated = (limit < vocab) | (top_p < 1)
-    tokens = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
-    whole = (~truncated).nonzero().squeeze(1)
-    if len(whole):
-        tokens[whole] = _invert(logits[whole].softmax(dim=-1), uniform[whole])
-    rest = truncated.nonzero().squeeze(1)
-    width = CANDIDATES
-    while len(rest):
-        width = min(width, vocab)
-        chosen, enough = _draw_top(logits[rest], limit[rest], top_p[rest], uniform[rest], width)
-        tokens[rest] = chosen
-        rest = rest[~enough]
-        width = vocab
-    return tokens
+def ban(row: Tensor, tokens: Sequence[int]) -> None:
+    """Set the logits of `tokens` to -inf in place, unless nothing else is left. row [V] fp32."""
+    index = torch.tensor(tokens, dtype=torch.int64, device=row.device)
+    before = row[index]
+    row[index] = float("-inf")
+    if bool(row.max() == float("-inf")):
+        row[index] = before
 
 
-def _draw_top(logits: Tensor, limit: Tensor, top_p: Tensor, uniform: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Draw from the `width` likeliest tokens -> tokens, and whether those held all that may be drawn."""
-    values, order = logits.topk(width, dim=-1)
-    values = values.masked_fill(torch.arange(width, device=logits.device) >= limit.unsqueeze(1), float("-inf"))
-    total = torch.where(limit <= width, values.logsumexp(dim=-1), logits.logsumexp(dim=-1))
-    probabilities = (values - total.unsqueeze(1)).exp()
-    before = probabilities.cumsum(dim=-1) - probabilities
-    enough = (limit <= width) | (before[:, -1] + probabilities[:, -1] >= top_p) | (width == logits.shape[-1])
-    # The likeliest token has nothing before it and so is always kept.
-    kept = probabilities.masked_fill(before >= top_p.unsqueeze(1), 0.0)
-    return order.gather(1, _invert(kept, uniform).unsqueeze(1)).squeeze(1), enough
+def add_bias(row: Tensor, tokens: Sequence[int], bias: Sequence[float]) -> None:
+    """Add to the logits of `tokens`, each named once, in place. row [V] fp32."""
+    index = torch.tensor(tokens, dtype=torch.int64, device=row.device)
+    row[index] += torch.tensor(bias, dtype=torch.float32, device=row.device)
 
 
-def _invert(weights: Tensor, uniform: Tensor) -> Tensor:
-    """weights [R, N] >= 0, uniform [R] -> [R], the first index whose cumulative weight exceeds uniform * total."""
-    cumulative = weights.cumsum(dim=-1)
-    total = cumulative[:, -1:]
-    # Rounding may carry the product to the total itself; the last index with weight is then the answer.
-    target = torch.minimum(uniform.unsqueeze(1) * total, torch.nextafter(total, torch.zeros_like(total)))
-    # A row without any weight (a grammar that allows nothing) must not disturb the others.
-    return torch.searchsorted(cumulative, target, right=True).squeeze(1).clamp_(max=weights.shape[-1] - 1)
+def penalize_seen(row: Tensor, seen: Sequence[int], penalty: float) -> None:
+    """The repetition penalty of CTRL (Keskar et al., 2019), in place: divide positive logits of the tokens `seen`,
+    multiply others. row [V] fp32; tokens may be named more than once and count once."""
+    index = torch.tensor(seen, dtype=torch.int64, device=row.device)
+    values = row[index]
+    row[index] = torch.where(values > 0, values / penalty, values * penalty)
+
+
+def penalize_made(row: Tensor, made: Sequence[int], presence: float, frequency: float) -> None:
+    """OpenAI's penalties, in place: a token of `made` loses `presence`, and `frequency` for each time it is there.
+    row [V] fp32."""
+    tokens, counts = np.unique(np.array(made, dtype=np.int64), return_counts=True)
+    index = torch.from_numpy(tokens).to(row.device)
+    row[index] -= (presence + frequency * torch.from_numpy(counts).to(row.device)).to(row.dtype)
+
+
+def log_total(row: Tensor) -> float:
+    """The logarithm of the sum of exponentials. row [V] fp32; the same for a row whatever stands beside it."""
+    if row.device.type == "cpu":
+        values = row.numpy()
+        highest = values.max()
+        return float(highest) + math.log(np.exp(values - highest).sum())
+    likeliest = row.max()
+    return float(likeliest.double() + tree_sum((row - likeliest).exp().unsqueeze(0)).log())
+
+
+def top(row: Tensor, count: int) -> tuple[list[int], list[float]]:
+    """The `count` largest of row [V] fp32 -> where and what they are, largest first, of equal ones the first."""
+    if row.device.type == "cpu":
+        values = row.numpy()
+        index = largest(values, count)
+        return index.tolist(), values[index].tolist()
+    ordered = row.sort(descending=True, stable=True)
+    return ordered.indices[:count].tolist(), ordered.values[:count].tolist()

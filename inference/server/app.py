@@ -401,12 +401,13 @@ async def _gather(work: list[Coroutine[Any, Any, Any]]) -> list[Any]:
 def _add(a: Usage, b: Usage) -> Usage:
     first = [t for t in (a.ttft_seconds, b.ttft_seconds) if t is not None]
     return Usage(
-        a.prompt_tokens + b.prompt_tokens,
-        a.cached_tokens + b.cached_tokens,
-        a.completion_tokens + b.completion_tokens,
-        a.device_seconds + b.device_seconds,
-        max(a.queue_seconds, b.queue_seconds),
-        min(first) if first else None,
+        prompt_tokens=a.prompt_tokens + b.prompt_tokens,
+        cached_tokens=a.cached_tokens + b.cached_tokens,
+        completion_tokens=a.completion_tokens + b.completion_tokens,
+        accepted_draft_tokens=a.accepted_draft_tokens + b.accepted_draft_tokens,
+        device_seconds=a.device_seconds + b.device_seconds,
+        queue_seconds=max(a.queue_seconds, b.queue_seconds),
+        ttft_seconds=min(first) if first else None,
     )
 
 

@@ -270,10 +270,9 @@ def test_stop_tokens_and_ignored_ends(shared: Executor, qwen2: PreTrainedModel) 
     tokens, last = generate(shared, Request("s", text, stop))[0]
     assert tokens == plain[: plain.index(plain[2])]
     assert last.finish_reason is FinishReason.STOP
-    hot = SamplingParams(max_tokens=300, temperature=20.0, seed=2, ignore_eos=True)
-    tokens, last = generate(shared, Request("i", text, hot))[0]
-    assert END in tokens
-    assert len(tokens) == 300
+    eager = SamplingParams(max_tokens=30, logit_bias=((END, 100.0),), ignore_eos=True)
+    tokens, last = generate(shared, Request("i", text, eager))[0]
+    assert tokens == (END,) * 30
     assert last.finish_reason is FinishReason.LENGTH
 
 
@@ -288,10 +287,18 @@ def test_stop_tokens_and_ignored_ends(shared: Executor, qwen2: PreTrainedModel) 
         (Request("r", (1, END + 1)), "token id 257 is outside the vocabulary of 257"),
         (Request("r", (-1,)), "token id -1"),
         (Request("r", (1,), SamplingParams(max_tokens=0)), "max_tokens is 0"),
-        (Request("r", (1,), SamplingParams(temperature=-1)), "temperature -1"),
-        (Request("r", (1,), SamplingParams(temperature=math.nan)), "temperature nan"),
-        (Request("r", (1,), SamplingParams(top_p=0.0)), "top_p 0"),
+        (Request("r", (1,), SamplingParams(temperature=-1)), "temperature is -1"),
+        (Request("r", (1,), SamplingParams(temperature=math.nan)), "temperature is nan"),
+        (Request("r", (1,), SamplingParams(top_p=0.0)), "top_p is 0"),
         (Request("r", (1,), SamplingParams(logprobs=99)), "logprobs is 99"),
+        (Request("r", (1,), SamplingParams(min_p=1.5)), "min_p is 1.5; it must be between 0 and 1"),
+        (Request("r", (1,), SamplingParams(repetition_penalty=0.0)), "repetition_penalty is 0.0"),
+        (Request("r", (1,), SamplingParams(presence_penalty=-2.5)), "presence_penalty is -2.5"),
+        (Request("r", (1,), SamplingParams(min_tokens=9, max_tokens=8)), "min_tokens is 9, above max_tokens"),
+        (Request("r", (1,), SamplingParams(logit_bias=((END + 1, 1.0),))), "token id 257 is outside"),
+        (Request("r", (1,), SamplingParams(logit_bias=((1, math.nan),))), "bias is nan"),
+        (Request("r", (1,), SamplingParams(logit_bias=((1, 1.0), (1, 2.0)))), "names a token twice"),
+        (Request("r", (1,), SamplingParams(stop_token_ids=(-5,))), "token id -5"),
         (Request("r", (1,), timeout_seconds=0.0), "timeout"),
         (Request("r", (1,), SamplingParams(temperature=1.0, seed=2**70)), "seed"),
     ],
