@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from inference.config import EngineConfig
-from inference.memory.cache import KVCache
 from inference.models.decoder import Decoder, StepTensors
+from inference.models.kv_cache import KVCache
 from inference.models.loader import load_decoder
 from inference.plan import Plan
 from kernels.ops import KV_BLOCK, AttentionBatch, Span

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inference.memory.cache import KVCache
 from inference.models.config import ModelConfig
+from inference.models.kv_cache import KVCache
 from inference.models.rope import Rope
 from inference.models.tensors import parameter_count
 from kernels import ops

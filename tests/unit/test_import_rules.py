@@ -104,6 +104,15 @@ def test_the_light_parts_load_no_torch() -> None:
     assert run.returncode == 0, run.stderr
 
 
+def test_scheduling_and_memory_load_no_torch() -> None:
+    """Plain Python over integers: they can be tested to the last corner, and run where no tensor library is."""
+    memory = [f"memory.{path.stem}" for path in (ROOT / "inference" / "memory").glob("*.py")]
+    names = [f"inference.{name}" for name in ("scheduler", "sequence", "plan", "request", "config", *memory)]
+    script = f"import sys\nfor name in {names!r}:\n    __import__(name)\nassert 'torch' not in sys.modules"
+    run = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+
+
 def test_our_kernels_package_does_not_confuse_transformers() -> None:
     """transformers looks for a package of the same name; ours has no version, so it must be taken for another one."""
     import torch
