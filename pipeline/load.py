@@ -28,7 +28,10 @@ SNIFF_BYTES = 65536
 MAX_METADATA_CHARS = 4096  # of one extra field of a dump
 DEFAULT_FIELDS = {"url": "url", "html": "html", "text": "text", "title": "title"}
 
-_HTML_START = re.compile(r"^\s*(?:<!--.*?-->\s*|<\?xml[^>]*\?>\s*)*<(?:!doctype\s+html|html|head|body)\b", re.I | re.S)
+# Atomic groups: without them the comments before a page can be split up in exponentially many ways.
+_HTML_START = re.compile(
+    r"\s*+(?>(?:<!--(?>.*?-->)|<\?xml[^>]*+>)\s*+)*+<(?:!doctype\s+html|html|head|body)\b", re.I | re.S
+)
 _HTML_TAG = re.compile(
     r"<(?:p|div|span|a|h[1-6]|ul|ol|li|table|tr|td|br|img|article|section|script|meta)\b[^<>]*>", re.I
 )
