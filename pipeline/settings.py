@@ -50,6 +50,8 @@ class Settings(BaseSettings):
     resend_seconds: float = Field(default=30.0, gt=0)  # an item that waits this long beside an empty queue is sent anew
 
     max_document_bytes: int = Field(default=16 * 2**20, gt=0)
+    parse_seconds: float = Field(default=60.0, gt=0)  # for one document in its child process
+    parse_memory_bytes: int = Field(default=2 * 2**30, ge=64 * 2**20)  # beyond what that process takes by itself
     chunk_tokens: int = Field(default=256, ge=16)
     context_tokens: int = Field(default=3072, ge=64)  # document tokens in one prompt
     max_output_tokens: int = Field(default=1024, ge=1)

@@ -15,13 +15,14 @@ from db.models import Blob, CleanText, ItemState
 from db.models import Chunk as ChunkRow
 from db.session import reading
 from pipeline.chunk import CHUNKER, Chunk, chunk
-from pipeline.clean import clean, cleaner_version
+from pipeline.clean import cleaner_version
 from pipeline.engine_client import EngineClient
 from pipeline.errors import DocumentError
 from pipeline.flow.item import Item, advance, hand_over
 from pipeline.flow.lease import Lease
 from pipeline.flow.spans import store_spans
 from pipeline.gate import clean_string
+from pipeline.parsing import ParserPool
 from pipeline.tokens import TokenCounter
 from pipeline.tracing import Trace
 
@@ -29,11 +30,18 @@ EMBED_BATCH = 256  # chunks per commit: a long document that is interrupted keep
 
 
 def ingest(
-    engine: Engine, item: Item, lease: Lease, trace: Trace, *, client: EngineClient, counter: Callable[[], TokenCounter]
+    engine: Engine,
+    item: Item,
+    lease: Lease,
+    trace: Trace,
+    *,
+    parsers: ParserPool,
+    client: EngineClient,
+    counter: Callable[[], TokenCounter],
 ) -> None:
     """From where the item stands to embedded. `counter` is called when there is something to chunk."""
     if item.state is ItemState.STORED:
-        item = clean_step(engine, item, trace)
+        item = clean_step(engine, item, trace, parsers)
         lease.check()
     if item.state is ItemState.CLEANED:
         item = chunk_step(engine, item, trace, counter)
@@ -41,7 +49,7 @@ def ingest(
     embed_step(engine, item, lease, trace, client)
 
 
-def clean_step(engine: Engine, item: Item, trace: Trace) -> Item:
+def clean_step(engine: Engine, item: Item, trace: Trace, parsers: ParserPool) -> Item:
     """stored → cleaned."""
     with trace.span("clean", media_type=item.media_type) as span:
         with reading(engine) as connection:
@@ -51,7 +59,7 @@ def clean_step(engine: Engine, item: Item, trace: Trace) -> Item:
         span.set(reused=found is not None)
         if found is None:
             charset, url = item.metadata.get("charset"), item.metadata.get("url") or item.source_uri
-            cleaned = clean(bytes(data), item.media_type, charset=charset, url=url)
+            cleaned = parsers.clean(bytes(data), item.media_type, charset=charset, url=url)
             span.set(cleaner=cleaned.cleaner, characters=len(cleaned.text), bytes=len(data))
     with engine.begin() as connection:
         if found is None:

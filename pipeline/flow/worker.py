@@ -30,6 +30,7 @@ from pipeline.flow.lease import Lease, LeaseKeeper, LeaseLost
 from pipeline.flow.spans import store_spans
 from pipeline.messages import BrokerDown, Sender
 from pipeline.mirror import DocumentContext, Mirror
+from pipeline.parsing import ParserLimits, ParserPool
 from pipeline.settings import Settings
 from pipeline.tokens import TokenCounter, token_counter
 from pipeline.tracing import Trace
@@ -60,6 +61,8 @@ class WorkerFlow:
         )
         self.leases = LeaseKeeper(self.engine, settings.lease_seconds, settings.item_seconds)
         self.mirror = Mirror.from_settings(settings)
+        limits = ParserLimits(settings.parse_seconds, settings.parse_memory_bytes)
+        self.parsers = ParserPool("pipeline.parsing.cleaning", limits)
         self._lock = threading.Lock()
         self._counters: dict[str, TokenCounter] = {}
 
@@ -74,6 +77,7 @@ class WorkerFlow:
     def close(self) -> None:
         if self.mirror is not None:
             self.mirror.close()
+        self.parsers.close()
         self.leases.close()
         self.engine.dispose()
 
@@ -114,6 +118,7 @@ class WorkerFlow:
                     item,
                     lease,
                     trace,
+                    parsers=self.parsers,
                     client=client,
                     counter=lambda: self._counter(client, item.settings),
                 )
