@@ -90,7 +90,7 @@ class SamplingParams:
             ("max_tokens", self.max_tokens, 1, math.inf),
             ("min_tokens", self.min_tokens, 0, math.inf),
             ("temperature", self.temperature, 0, 1e6),
-            ("top_k", self.top_k, 0, math.inf),
+            ("top_k", self.top_k, 0, 2**31 - 1),
             ("min_p", self.min_p, 0, 1),
             ("repetition_penalty", self.repetition_penalty, 0.01, 100),
             ("presence_penalty", self.presence_penalty, -2, 2),
@@ -102,7 +102,7 @@ class SamplingParams:
         )
         for name, value, low, high in limits:
             if not low <= value <= high:
-                bound = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
+                bound = f"at least {low:.12g}" if high == math.inf else f"between {low:.12g} and {high:.12g}"
                 raise RequestRejected(f"{name} is {value}; it must be {bound}")
         if self.min_tokens > self.max_tokens:
             raise RequestRejected(f"min_tokens is {self.min_tokens}, above max_tokens, which is {self.max_tokens}")

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer as Backend
 from inference.chat_template import ChatTemplate, TemplateError, pick_template
 from inference.gguf_file import open_gguf
 from inference.gguf_tokenizer import UnknownSplit, byte_level_bpe, sentencepiece_bpe
+from inference.token_bytes import TokenBytes
 
 # Tokens that end a turn in the chat formats of the families the engine runs, whatever the metadata names as its one
 # end of sequence.
@@ -84,10 +85,9 @@ class Tokenizer:
         return ids
 
     @cached_property
-    def is_byte_level(self) -> bool:
-        """Whether tokens are written in stand-ins for bytes, as GPT-2's are; else in characters, as SentencePiece's."""
-        decoder = json.loads(self.json).get("decoder") or {}
-        return "ByteLevel" in {part.get("type") for part in (decoder, *decoder.get("decoders", []))}
+    def token_bytes(self) -> TokenBytes:
+        """What each token spells."""
+        return TokenBytes(self.backend, self.json)
 
     @cached_property
     def _special(self) -> tuple[str, ...]:

@@ -1,17 +1,24 @@
-"""One request's way through the front: ids in, pieces of text out, stop strings seen, log-probabilities translated."""
+"""One request's way through the front: ids in, pieces of text out, stop strings seen."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
-from inference.detokenize import Detokenizer, token_bytes
-from inference.request import FinishReason, Request, TokenLogprob, Usage
+from inference.detokenize import Detokenizer
+from inference.request import FinishReason, Request, Response, TokenLogprob, Usage
 from inference.server.bridge import Bridge
 from inference.server.errors import ApiError
 from inference.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class ShownLogprob:
+    """A token's log-probability, and how many characters of the answer were complete before the token."""
+
+    logprob: TokenLogprob
+    offset: int
 
 
 @dataclass(frozen=True)
@@ -19,8 +26,8 @@ class Delta:
     """A piece of the answer; the last one has `finish_reason` (stop or length)."""
 
     text: str
-    logprobs: tuple[TokenLogprob, ...]
-    finish_reason: str | None
+    logprobs: tuple[ShownLogprob, ...]
+    finish_reason: FinishReason | None
     usage: Usage
 
 
@@ -57,59 +64,71 @@ class StopStrings:
         return 0
 
 
+class TextOf:
+    """Responses of one request in, deltas out. Nothing follows a delta with a finish reason."""
+
+    def __init__(self, request: Request, tokenizer: Tokenizer, stops: tuple[str, ...], *, continues: bool) -> None:
+        """`continues`: the answer continues the prompt's text, as it does in plain completions."""
+        self._detokenizer = Detokenizer(tokenizer, continues=continues)
+        self._stopper = StopStrings(stops)
+        self._min_tokens = request.sampling.min_tokens
+        self._tokens = 0
+
+    def take(self, response: Response) -> Delta:
+        """A token at a time, so that a stop string ends the answer at the same token, with the same usage, however many
+        tokens a response brings."""
+        text, logprobs, stopped = "", [], False
+        for token, logprob in _aligned(response):
+            if logprob is not None:
+                logprobs.append(ShownLogprob(logprob, self._detokenizer.length))
+            self._tokens += 1
+            piece, stopped = self._search(self._detokenizer.push((token,)))
+            text += piece
+            if stopped:
+                return Delta(text, tuple(logprobs), FinishReason.STOP, self._usage_here(response.usage))
+        if response.finished:
+            piece, stopped = self._search(self._detokenizer.flush())
+            text += piece + self._stopper.flush()
+        reason = FinishReason.STOP if stopped else response.finish_reason
+        return Delta(text, tuple(logprobs), reason, response.usage)
+
+    def _search(self, piece: str) -> tuple[str, bool]:
+        # What min_tokens asks for is not searched: a stop string there ends nothing.
+        return self._stopper.push(piece) if self._tokens > self._min_tokens else (piece, False)
+
+    def _usage_here(self, usage: Usage) -> Usage:
+        accepted = min(usage.accepted_draft_tokens, self._tokens)
+        return replace(usage, completion_tokens=self._tokens, accepted_draft_tokens=accepted)
+
+
+def _aligned(response: Response) -> Iterator[tuple[int, TokenLogprob | None]]:
+    logprobs = response.logprobs or (None,) * len(response.token_ids)
+    return zip(response.token_ids, logprobs, strict=True)
+
+
 async def generate(
-    bridge: Bridge, tokenizer: Tokenizer, request: Request, stops: tuple[str, ...]
+    bridge: Bridge, tokenizer: Tokenizer, request: Request, stops: tuple[str, ...], *, continues: bool = False
 ) -> AsyncGenerator[Delta, None]:
     """Run a request. Raises ApiError when the engine ended it with an error, a time-out or a cancellation."""
-    detokenizer, stopper = Detokenizer(tokenizer), StopStrings(stops)
+    text = TextOf(request, tokenizer, stops, continues=continues)
     async with aclosing(bridge.generate(request)) as responses:
         async for response in responses:
-            text, stopped = stopper.push(detokenizer.push(response.token_ids))
-            if response.finished and not stopped:
-                more, stopped = stopper.push(detokenizer.flush())
-                text += more + ("" if stopped else stopper.flush())
-            if stopped and not response.finished:
+            if response.finished:
+                _raise_if_failed(response)
+            delta = text.take(response)
+            if delta.finish_reason is not None and not response.finished:
                 # The engine is told; its own last word about this request is not waited for.
                 bridge.cancel(request.id, FinishReason.STOP)
-                yield Delta(text, response.logprobs, FinishReason.STOP, response.usage)
+            yield delta
+            if delta.finish_reason is not None:
                 return
-            reason = FinishReason.STOP if stopped else response.finish_reason
-            if reason not in (None, FinishReason.STOP, FinishReason.LENGTH):
-                status, code = {FinishReason.TIMEOUT: (504, "timeout"), FinishReason.CANCELLED: (503, "cancelled")}.get(
-                    reason, (500, "engine_error")
-                )
-                raise ApiError(status, response.error or f"the request was {reason}", kind="server_error", code=code)
-            yield Delta(text, response.logprobs, reason, response.usage)
 
 
-def usage_object(usage: Usage) -> dict[str, Any]:
-    """OpenAI's `usage`."""
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-    }
-
-
-def engine_object(usage: Usage) -> dict[str, Any]:
-    """Our own addition beside `usage`: seconds of device time, in the queue, and to the first token."""
-    return {
-        "device_seconds": usage.device_seconds,
-        "queue_seconds": usage.queue_seconds,
-        "ttft_seconds": usage.ttft_seconds,
-    }
-
-
-def chat_logprobs(tokenizer: Tokenizer, logprobs: tuple[TokenLogprob, ...]) -> list[dict[str, Any]]:
-    """Entries of `choices[].logprobs.content`; `bytes` are exact where `token` may show half a character."""
-
-    def entry(token: int, logprob: float) -> dict[str, Any]:
-        data = token_bytes(tokenizer, token)
-        # -inf (a token that the mask of an earlier step ruled out) is no JSON number.
-        value = max(logprob, -9999.0)
-        return {"token": data.decode("utf-8", "replace"), "logprob": value, "bytes": list(data)}
-
-    return [
-        {**entry(item.token_id, item.logprob), "top_logprobs": [entry(*top) for top in item.top]} for item in logprobs
-    ]
+def _raise_if_failed(response: Response) -> None:
+    if response.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+        return
+    status, code = {FinishReason.TIMEOUT: (504, "timeout"), FinishReason.CANCELLED: (503, "cancelled")}.get(
+        response.finish_reason or FinishReason.ERROR, (500, "engine_error")
+    )
+    message = response.error or f"the request was {response.finish_reason}"
+    raise ApiError(status, message, kind="server_error", code=code)

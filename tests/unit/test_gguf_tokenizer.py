@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, normalizers, trainers
 
 from inference.config import EngineConfig
-from inference.detokenize import Detokenizer, token_bytes
+from inference.detokenize import Detokenizer
 from inference.executor import Executor
 from inference.request import FinishReason, GrammarKind, GrammarSpec, Request, SamplingParams
 from inference.tokenizer import Tokenizer, TokenizerError, load_tokenizer, save_tokenizer
@@ -100,10 +100,12 @@ def test_texts_are_cut_as_sentencepiece_cuts_them(tokenizer: Tokenizer, text: st
     ids = tokenizer.encode(text, special=False)
     assert [tokenizer.backend.id_to_token(token) for token in ids] == by_the_rule(text, space)
     assert tokenizer.decode(ids) == text
-    spelled = b"".join(token_bytes(tokenizer, token) for token in ids).decode()
+    spelled = b"".join(tokenizer.token_bytes.spelled(token) for token in ids).decode()
     assert spelled == (f" {text}" if space and text else text)
     detokenizer = Detokenizer(tokenizer)
     assert "".join(detokenizer.push((token,)) for token in ids) + detokenizer.flush() == text
+    after = Detokenizer(tokenizer, continues=True)
+    assert "".join(after.push((token,)) for token in ids) == spelled
 
 
 def test_both_fixtures_differ(tmp_path: Path) -> None:
@@ -119,7 +121,7 @@ def test_starts_ends_and_spelled_out_tokens(tokenizer: Tokenizer) -> None:
     assert 1 in tokenizer.encode("a<s>b")[1:]
     assert 1 not in tokenizer.encode("a<s>b", special=False)
     assert tokenizer.backend.token_to_id("[USER]") in tokenizer.encode("the[USER]dog", special=False)
-    assert token_bytes(tokenizer, 3) == b"<end_of_turn>"
+    assert tokenizer.token_bytes.spelled(3) == b"<end_of_turn>"
 
 
 def test_a_saved_tokenizer_is_the_same_one(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -10,8 +10,6 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,63 +17,21 @@ import httpx
 import openai
 import pytest
 import torch
-import uvicorn
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from inference.config import EngineConfig
-from inference.executor import Executor
-from inference.server.app import Front, FrontConfig
-from inference.server.generation import StopStrings
+from inference.request import FinishReason, Request, Response, SamplingParams, TokenLogprob, Usage
+from inference.server.app import FrontConfig
+from inference.server.generation import Delta, StopStrings, TextOf
 from tests.tiny_models import byte_tokenizer, make_model, save
+from tests.tiny_server import MODEL, Server, serve
 
-TEMPLATE = (
-    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}>{% endif %}"
-)
-MODEL = "tiny"
 SCHEMA = {
     "type": "object",
     "properties": {"kind": {"enum": ["bread", "cake"]}, "sweet": {"type": "boolean"}},
     "required": ["kind", "sweet"],
     "additionalProperties": False,
 }
-
-
-class LengthEmbedder:
-    """Two numbers per text: enough to see order and encoding."""
-
-    name = "lengths"
-    dimension = 2
-
-    def embed(self, texts: list[str]) -> tuple[list[list[float]], int]:
-        return [[float(len(text)), 0.5] for text in texts], sum(map(len, texts))
-
-
-@dataclass(frozen=True)
-class Server:
-    url: str
-    executor: Executor
-
-    def client(self, **options: Any) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, **options)
-
-
-@contextmanager
-def serve(folder: Path, config: FrontConfig | None = None, **engine: Any) -> Iterator[Server]:
-    tokenizer = replace(byte_tokenizer(), chat_template=TEMPLATE)
-    settings = EngineConfig(folder, served_name=MODEL, device="cpu", dtype="float32", **engine)
-    executor = Executor(settings, tokenizer)
-    front = Front(executor, tokenizer, LengthEmbedder(), config or FrontConfig())  # type: ignore[arg-type]
-    server = uvicorn.Server(uvicorn.Config(front.app(), host="127.0.0.1", port=0, log_level="error"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    try:
-        yield Server(f"http://127.0.0.1:{port}", executor)
-    finally:
-        server.should_exit = True
-        thread.join()
-        executor.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -208,25 +164,72 @@ def test_models_health_metrics_and_tokenizer(server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "param", "words"),
     [
-        ({"extra_body": {"wibble": 1}}, "wibble: this field is not known"),
-        ({"max_tokens": 600}, "the limit is 512"),
-        ({"n": 2}, "n: "),
-        ({"stop": [""]}, "stop string is empty"),
-        ({"top_logprobs": 3}, "needs logprobs"),
-        ({"temperature": -1}, "temperature"),
+        ({"wibble": 1}, "wibble", "this field is not known here"),
+        ({"max_token": 1}, "max_token", "did you mean max_tokens?"),
+        ({"max_tokens": 600}, None, "the limit is 512"),
+        ({"max_tokens": "12"}, "max_tokens", 'valid integer; it is "12"'),
+        ({"max_completion_tokens": 5}, "max_tokens", "send one of them"),
+        ({"n": 0}, "n", "greater than or equal to 1; it is 0"),
+        ({"n": 200}, "n", "the limit is 128 choices"),
+        ({"stop": [""]}, "stop.0", "at least 1 character"),
+        ({"stop": ["x"] * 65}, "stop", "at most 64"),
+        ({"top_logprobs": 3}, "top_logprobs", "needs logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
+        ({"temperature": -1}, "temperature", "it is -1"),
+        ({"presence_penalty": 3}, "presence_penalty", "less than or equal to 2"),
+        ({"repetition_penalty": 0}, "repetition_penalty", "it is 0"),
+        ({"min_p": 2}, "min_p", "less than or equal to 1"),
+        ({"min_tokens": 30}, None, "min_tokens is 30, above max_tokens, which is 24"),
+        ({"logit_bias": {"bread": 1}}, "logit_bias", "keys are token ids"),
+        ({"logit_bias": {"9": 101}}, "logit_bias.9", "less than or equal to 100"),
+        ({"logit_bias": {"9999": 1}}, None, "token id 9999 is outside the vocabulary of 257"),
+        ({"stop_token_ids": [-1]}, None, "token id -1"),
+        ({"seed": 2**64}, "seed", "less than 9223372036854775808"),
+        ({"tools": [{"type": "function"}]}, "tools", "leave it out"),
+        ({"stream_options": {"include_everything": True}}, "stream_options.include_everything", "not known"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content.0.type", "'text'"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "exactly one"),
+        (
+            {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
+            "structured_outputs",
+            "both response_format and structured_outputs",
+        ),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "nonsense"}}}},
-            "",
+            None,
+            "nonsense",
         ),
     ],
+    ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
 )
-def test_wrong_requests_are_refused_in_words(server: Server, change: dict[str, Any], words: str) -> None:
-    with pytest.raises(openai.BadRequestError) as refused:
-        ask(server, **change)
-    assert words in str(refused.value)
+@pytest.mark.parametrize("stream", [False, True])
+def test_wrong_requests_are_refused_in_words(
+    server: Server, change: dict[str, Any], param: str | None, words: str, stream: bool
+) -> None:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": 24, "stream": stream}
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body | change)
+    error = answer.json()["error"]
+    assert answer.status_code == 400
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == param
+    assert words in error["message"]
+    assert set(error) == {"message", "type", "param", "code"}
+
+
+def test_after_refusals_the_engine_answers(server: Server) -> None:
+    with pytest.raises(openai.BadRequestError, match="wibble"):
+        ask(server, extra_body={"wibble": 1})
     assert ask(server).choices[0].finish_reason in ("stop", "length")
+
+
+def test_null_is_a_field_that_is_not_given(server: Server) -> None:
+    names = ("temperature", "top_p", "n", "stop", "seed", "logit_bias", "logprobs", "tools", "stream_options", "user")
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "x", "name": None}], "max_tokens": 2}
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body | dict.fromkeys(names))
+    assert answer.status_code == 200
+    assert httpx.post(f"{server.url}/v1/chat/completions", json=body | {"wibble": None}).status_code == 400
 
 
 def test_a_prompt_beyond_the_context_names_both_lengths(server: Server) -> None:
@@ -244,15 +247,52 @@ def test_unknown_models_and_paths_are_404_in_openais_shape(server: Server) -> No
     assert "error" in broken.json()
 
 
+def test_other_methods_and_what_went_wrong_inside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serve(folder) as own:
+        wrong = httpx.get(f"{own.url}/v1/completions")
+        assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
+        assert "does not answer GET" in wrong.json()["error"]["message"]
+
+        def broken(_: Any) -> None:
+            raise RuntimeError("secret detail")
+
+        monkeypatch.setattr(own.executor, "enqueue_request", broken)
+        failed = httpx.post(f"{own.url}/v1/completions", json={"model": MODEL, "prompt": "x"})
+        assert failed.status_code == 500
+        assert failed.json()["error"]["type"] == "server_error"
+        assert "secret" not in failed.text
+        assert failed.headers["x-request-id"].startswith("req-")
+
+
 def test_key_and_body_limit(folder: Path) -> None:
     with serve(folder, FrontConfig(api_key="secret", max_body_bytes=500)) as guarded:
-        with pytest.raises(openai.AuthenticationError):
+        with pytest.raises(openai.AuthenticationError) as refused:
             ask(guarded)
+        assert refused.value.code == "invalid_api_key"
         right = openai.OpenAI(base_url=f"{guarded.url}/v1", api_key="secret", max_retries=0)
         assert right.models.list().data
         with pytest.raises(openai.APIStatusError, match="over 500 bytes"):
             right.completions.create(model=MODEL, prompt="x" * 600)
         assert httpx.get(f"{guarded.url}/health").status_code == 200
+        for header in ("Basic secret", "secret", "Bearer secretly", "Bearer"):
+            wrong = httpx.get(f"{guarded.url}/v1/models", headers={"Authorization": header})
+            assert (wrong.status_code, wrong.headers["www-authenticate"]) == (401, "Bearer")
+        assert httpx.get(f"{guarded.url}/v1/models", headers={"Authorization": "bearer secret"}).status_code == 200
+
+        def undeclared() -> Iterator[bytes]:
+            yield from (b"x" * 100 for _ in range(8))
+
+        sent = httpx.post(
+            f"{guarded.url}/v1/completions", content=undeclared(), headers={"Authorization": "Bearer secret"}
+        )
+        assert sent.status_code == 413
+
+
+def test_a_request_may_bound_its_own_time(server: Server) -> None:
+    body = {"model": MODEL, "prompt": "x", "max_tokens": 500, "ignore_eos": True, "timeout_seconds": 0.001}
+    late = httpx.post(f"{server.url}/v1/completions", json=body)
+    assert late.status_code == 504
+    assert late.json()["error"]["code"] == "timeout"
 
 
 def test_a_full_queue_answers_429_with_a_time_to_come_back(folder: Path) -> None:
@@ -332,3 +372,77 @@ def test_stop_strings_are_found_across_pieces_and_only_what_might_begin_one_is_h
     kept = StopStrings(("END",))
     assert kept.push("the E") == ("the ", False)
     assert kept.flush() == "E"
+
+
+# Tokens to text
+
+TOKENIZER = byte_tokenizer()
+
+
+def responses_of(tokens: list[int], sizes: list[int]) -> list[Response]:
+    """An engine's responses, `sizes` tokens at a time, as drafts are accepted."""
+    made, at = [], 0
+    while at < len(tokens):
+        size = sizes[len(made) % len(sizes)]
+        piece = tuple(tokens[at : at + size])
+        at += len(piece)
+        logprobs = tuple(TokenLogprob(token, -0.5) for token in piece)
+        reason = FinishReason.LENGTH if at == len(tokens) else None
+        usage = Usage(prompt_tokens=3, completion_tokens=at, accepted_draft_tokens=at // 2)
+        made.append(Response("r", piece, logprobs, reason, usage))
+    return made
+
+
+def text_of(responses: list[Response], stops: tuple[str, ...], min_tokens: int = 0) -> list[Delta]:
+    request = Request("r", (1, 2, 3), SamplingParams(max_tokens=999, min_tokens=min_tokens))
+    text, made = TextOf(request, TOKENIZER, stops, continues=False), []
+    for response in responses:
+        made.append(text.take(response))
+        if made[-1].finish_reason is not None:
+            break
+    return made
+
+
+PIECES = st.lists(st.sampled_from(["a", "b", "ab", "é", "€", "👩", " "]), min_size=1, max_size=20).map("".join)
+STOPS = st.lists(st.sampled_from(["ab", "ba b", "é€", "👩", "bbb"]), max_size=2).map(tuple)
+
+
+@given(PIECES, STOPS, st.lists(st.integers(1, 6), min_size=1, max_size=5), st.integers(0, 6))
+@settings(max_examples=300, deadline=None)
+def test_an_answer_does_not_depend_on_how_many_tokens_come_at_once(
+    text: str, stops: tuple[str, ...], sizes: list[int], min_tokens: int
+) -> None:
+    tokens = TOKENIZER.encode(text)
+    one_by_one, grouped = (text_of(responses_of(tokens, s), stops, min_tokens) for s in ([1], sizes))
+    for part in (one_by_one, grouped):
+        assert all("\ufffd" not in delta.text for delta in part)
+        assert all(delta.finish_reason is None for delta in part[:-1])
+    assert "".join(d.text for d in grouped) == "".join(d.text for d in one_by_one)
+    assert [item for d in grouped for item in d.logprobs] == [item for d in one_by_one for item in d.logprobs]
+    assert grouped[-1].finish_reason == one_by_one[-1].finish_reason
+    assert grouped[-1].usage.completion_tokens == one_by_one[-1].usage.completion_tokens
+    assert grouped[-1].usage.accepted_draft_tokens <= grouped[-1].usage.completion_tokens
+
+
+@given(PIECES, STOPS)
+@settings(max_examples=300, deadline=None)
+def test_the_text_ends_before_the_first_stop_string(text: str, stops: tuple[str, ...]) -> None:
+    """Of those that end first; of those that end together, the one that begins first."""
+    deltas = text_of(responses_of(TOKENIZER.encode(text), [1]), stops)
+    ends = [(text.index(stop) + len(stop), text.index(stop)) for stop in stops if stop in text]
+    expected = text[: min(ends)[1]] if ends else text
+    assert "".join(delta.text for delta in deltas) == expected
+    assert deltas[-1].finish_reason == (FinishReason.STOP if ends else FinishReason.LENGTH)
+    used = len(text[: min(ends)[0]].encode()) if ends else len(text.encode())
+    assert deltas[-1].usage.completion_tokens == used
+
+
+def test_a_stop_string_within_min_tokens_ends_nothing() -> None:
+    deltas = text_of(responses_of(TOKENIZER.encode("abcabcabc"), [2]), ("abc",), min_tokens=4)
+    assert "".join(delta.text for delta in deltas) == "abcabc"
+    assert deltas[-1].usage.completion_tokens == 9
+
+
+def test_offsets_count_complete_characters() -> None:
+    deltas = text_of(responses_of(TOKENIZER.encode("a€b"), [3]), ())
+    assert [item.offset for delta in deltas for item in delta.logprobs] == [0, 1, 1, 1, 2]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from inference.detokenize import Detokenizer, token_bytes
+from inference.detokenize import Detokenizer
 from inference.tokenizer import TemplateError, Tokenizer, TokenizerError, load_tokenizer, save_tokenizer
 from tests.tiny_models import END, byte_tokenizer
 
@@ -87,8 +87,24 @@ def test_a_stream_never_shows_half_a_character_and_loses_none(text: str) -> None
     detokenizer = Detokenizer(tokenizer)
     pieces = [detokenizer.push((token,)) for token in ids]
     assert all("\ufffd" not in piece for piece in pieces) or "\ufffd" in text
-    assert "".join(pieces) + detokenizer.flush() == text == detokenizer.text
-    assert b"".join(token_bytes(tokenizer, token) for token in ids) == text.encode()
+    assert "".join(pieces) + detokenizer.flush() == text
+    assert detokenizer.length == len(text)
+    assert b"".join(tokenizer.token_bytes.spelled(token) for token in ids) == text.encode()
+
+
+@given(st.lists(st.integers(0, END), max_size=40), st.lists(st.integers(1, 7), max_size=40))
+@settings(max_examples=300, deadline=None)
+def test_any_tokens_stream_as_they_decode_at_once(ids: list[int], sizes: list[int]) -> None:
+    """Broken characters too, however the tokens are grouped."""
+    tokenizer = byte_tokenizer()
+    detokenizer = Detokenizer(tokenizer)
+    rest, shown = list(ids), ""
+    for size in sizes:
+        shown += detokenizer.push(rest[:size])
+        rest = rest[size:]
+    shown += detokenizer.push(rest) + detokenizer.flush()
+    assert shown == tokenizer.decode(ids)
+    assert shown == b"".join(map(tokenizer.token_bytes.shown, ids)).decode("utf-8", "replace")
 
 
 def test_a_broken_character_at_the_end_is_shown_as_such() -> None:
