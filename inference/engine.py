@@ -22,27 +22,9 @@ from inference.runner import Runner
 from inference.sampling import Masks, Sample, SamplingRow, sample
 from inference.scheduler import Scheduler
 from inference.sequence import Sequence
+from inference.stats import EngineStats
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class EngineStats:
-    """A snapshot. Pages: free + cached + owned = total. Counters run from the start of the engine."""
-
-    running: int = 0
-    waiting: int = 0
-    pages_total: int = 0
-    pages_free: int = 0
-    pages_cached: int = 0
-    pages_owned: int = 0
-    steps: int = 0
-    step_seconds: float = 0.0
-    step_tokens: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
-    preemptions: int = 0
 
 
 @dataclass(frozen=True)

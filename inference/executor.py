@@ -8,49 +8,24 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from inference.config import EngineConfig
-from inference.engine import Engine, EngineStats
+from inference.engine import Engine
 from inference.grammar import GrammarCompiler
 from inference.memory.prefix import root_hash
 from inference.randomness import fresh_seed
-from inference.request import FinishReason, Request, RequestRejected, Response
+from inference.request import EngineStopped, FinishReason, QueueFull, Request, RequestRejected, Response
 from inference.runner import Runner
 from inference.sequence import Sequence
+from inference.stats import EngineStats, ModelInfo
 
 if TYPE_CHECKING:
     from inference.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
-
-
-class QueueFull(RequestRejected):
-    """The waiting queue is at its limit. `retry_after` is in seconds."""
-
-    def __init__(self, message: str, retry_after: float) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
-
-
-class EngineStopped(RuntimeError):
-    """The executor has been shut down and takes no more requests."""
-
-
-@dataclass(frozen=True)
-class ModelInfo:
-    """What is being served."""
-
-    name: str
-    architecture: str
-    vocab_size: int  # the tokenizer's
-    max_model_len: int
-    dtype: str
-    device: str
-    parameters: int
-    page_size: int
-    pages: int
+__all__ = ["EngineStopped", "Executor", "QueueFull"]
 
 
 class Executor:

@@ -170,3 +170,15 @@ class Response:
 
 class RequestRejected(ValueError):
     """The request can never run as asked (too long, bad grammar, bad parameter). The message names value and limit."""
+
+
+class QueueFull(RequestRejected):
+    """The waiting queue is at its limit. `retry_after` is in seconds."""
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class EngineStopped(RuntimeError):
+    """The executor has been shut down and takes no more requests."""

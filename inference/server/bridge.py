@@ -7,9 +7,8 @@ import threading
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
-from inference.engine import EngineStats
-from inference.executor import ModelInfo
 from inference.request import FinishReason, Request, Response
+from inference.stats import EngineStats, ModelInfo
 
 POLL_SECONDS = 0.5  # how soon the thread notices that the front is closing
 

@@ -12,8 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from inference.executor import EngineStopped, QueueFull
-from inference.request import RequestRejected
+from inference.request import EngineStopped, QueueFull, RequestRejected
 from inference.server.context import Context
 from inference.server.errors import ApiError
 

@@ -9,9 +9,10 @@ import pytest
 from transformers import PreTrainedModel
 
 from inference.config import EngineConfig
-from inference.executor import EngineStats, Executor
+from inference.executor import Executor
 from inference.models.hf_config import from_hf
 from inference.request import FinishReason, Request, SamplingParams
+from inference.stats import EngineStats
 from tests.tiny_models import END, FAMILIES, byte_tokenizer, generate, greedy, make_model, save
 
 PAGE_SIZE = 8
