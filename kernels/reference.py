@@ -25,6 +25,21 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return wide.mul_(scale).to(x.dtype).mul(weight)
 
 
+def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+    """residual += x in place, then `rms_norm` of that sum; without a residual that of x. x [T, N], residual like it."""
+    return rms_norm(x if residual is None else residual.add_(x), weight, eps)
+
+
+def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x [R, N], any float dtype -> codes [R, N] fp8 e4m3 and scales [R] fp32, a row's largest |x| / 448 (Micikevicius
+    et al. 2022). Row r stands for codes[r] * scales[r]."""
+    wide = x.float()
+    largest = wide.abs().amax(dim=-1).clamp(min=1e-30)
+    limit = torch.full_like(largest, 448.0)  # a tensor: torch divides by or into a number through a reciprocal
+    codes = (wide * (limit / largest).unsqueeze(-1)).clamp(-448, 448).to(torch.float8_e4m3fn)
+    return codes, largest / limit
+
+
 def gated_mul(gate_up: Tensor, activation: str = "silu") -> Tensor:
     """gate_up [T, 2F] -> f(first half) * second half, [T, F] (Shazeer 2020), f one of silu and gelu_tanh."""
     gate, up = gate_up.chunk(2, dim=-1)
