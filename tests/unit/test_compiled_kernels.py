@@ -9,6 +9,7 @@ pytest.importorskip("triton")
 from kernels.activation import gated_mul_kernel
 from kernels.norm import rms_norm_kernel
 from kernels.quantize import quantize_kernel, warps_for
+from kernels.rope_cache import TOKENS, rope_cache_kernel
 from tests.compiled import compile_for_hopper
 
 QUANTISED = {"codes": "*fp8e4nv", "scales": "*fp32"}
@@ -50,5 +51,21 @@ def test_the_gate_reads_each_half_once(gelu: bool, quantize: bool, block: int) -
     constants = {"GELU": gelu, "QUANTIZE": quantize, "BLOCK": block}
     made = compile_for_hopper(gated_mul_kernel, types, constants, warps=warps)
     assert made.count(WIDE_ACCESS) == 2 * block // (warps * 32 * 8)
+    assert made.stack == 0
+    assert made.registers <= 128
+
+
+@pytest.mark.parametrize("cache", ["bf16", "fp8e4nv"])
+@pytest.mark.parametrize("norm", [False, True])
+def test_rotation_and_cache_stay_in_registers(norm: bool, cache: str) -> None:
+    pointers = {name: "*bf16" for name in ("query", "qkv", "query_weight", "key_weight")}
+    pointers |= {name: "*fp32" for name in ("cos", "sin", "key_scales", "value_scales")}
+    pointers |= {"keys": f"*{cache}", "values": f"*{cache}", "positions": "*i64", "slots": "*i64"}
+    numbers = {"tokens": "i32:1", "stride": "i32", "heads": "i32", "kv_heads": "i32:1", "eps": "fp32"}
+    constants = {
+        "NORM": norm, "WIDE": False, "FP8": cache == "fp8e4nv", "D": 128, "D_BLOCK": 128, "PAGE": 64, "TOKENS": TOKENS,
+    }  # fmt: skip
+    made = compile_for_hopper(rope_cache_kernel, {**pointers, **numbers}, constants)
+    assert made.count(WIDE_ACCESS) >= 2, "queries, keys and values are read 16 bytes a thread"
     assert made.stack == 0
     assert made.registers <= 128
