@@ -7,12 +7,15 @@ import pytest
 pytest.importorskip("triton")
 
 from kernels.activation import gated_mul_kernel
+from kernels.gemm import Launch, choose, narrow_gemm_kernel, tile_tokens, warps_of
 from kernels.norm import rms_norm_kernel
 from kernels.quantize import quantize_kernel, warps_for
 from kernels.rope_cache import TOKENS, rope_cache_kernel
 from tests.compiled import compile_for_hopper
 
 QUANTISED = {"codes": "*fp8e4nv", "scales": "*fp32"}
+# Channels and depth of a layer's products: q, k, v together, attention's output, gate and up together, down.
+LLAMA_8B = [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)]
 WIDE_ACCESS = r"ld\.global\S*\.v4\.b32"  # 16 bytes a thread
 
 
@@ -69,3 +72,26 @@ def test_rotation_and_cache_stay_in_registers(norm: bool, cache: str) -> None:
     assert made.count(WIDE_ACCESS) >= 2, "queries, keys and values are read 16 bytes a thread"
     assert made.stack == 0
     assert made.registers <= 128
+
+
+@pytest.mark.parametrize("launch", {choose(n, k, scaled=True) for n, k in LLAMA_8B}, ids=str)
+@pytest.mark.parametrize(("tokens", "instruction"), [(1, "m64n16"), (32, "m64n32"), (128, "m64n128")])
+@pytest.mark.parametrize("scaled", [True, False])
+def test_few_tokens_meet_the_tensor_cores_with_operands_swapped(
+    scaled: bool, tokens: int, instruction: str, launch: Launch
+) -> None:
+    operand = "*fp8e4nv" if scaled else "*bf16"
+    types = {"out": "*bf16", "x": operand, "weight": operand, "bias": "*bf16", "arrived": "*i32"}
+    types |= {name: "*fp32" for name in ("parts", "x_scales", "weight_scales")}
+    types |= {"tokens": "i32:1", "channels": "i32", "depth": "i32", "x_stride": "i32"}
+    width = tile_tokens(tokens)
+    constants = {
+        "SCALED": scaled, "BIAS": False, "EVEN": True, "SPLITS": launch.splits,
+        "M": width, "N": launch.channels, "K": launch.depth(1 if scaled else 2),
+    }  # fmt: skip
+    warps = warps_of(launch, width)
+    made = compile_for_hopper(narrow_gemm_kernel, types, constants, warps=warps, stages=launch.stages)
+    assert made.count(rf"wgmma\.mma_async\S*{instruction}k{32 if scaled else 16}\S*{'e4m3' if scaled else 'bf16'}")
+    assert made.stack == 0
+    assert made.registers <= 255
+    assert made.shared <= 227 * 1024
