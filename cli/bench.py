@@ -35,6 +35,46 @@ def engine(
 
 
 @app.command()
+def speculation(
+    folder: Annotated[list[str], typer.Argument(help="Pages: files, folders, globs.")],
+    schema: Annotated[Path, typer.Option(help="A file with a JSON Schema.", exists=True, dir_okay=False)],
+    model: Annotated[str | None, typer.Option(help="A name, a .gguf file or a folder; default: QUARRY_MODEL.")] = None,
+    draft_model: Annotated[str | None, typer.Option(help="A smaller model of the same vocabulary.")] = None,
+    batch: Annotated[list[int] | None, typer.Option(min=1, help="Requests at a time [default: 1, 8 and 32].")] = None,
+    requests: Annotated[int, typer.Option(min=1, help="How many pages, at most.")] = 32,
+    rounds: Annotated[int, typer.Option(min=1, help="The median of so many counts.")] = 3,
+    prompt_tokens: Annotated[int, typer.Option(min=16, help="Tokens of a page that are read.")] = 512,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Tokens per forward and time with drafts of each kind, beside plain decoding.
+
+    Example: quarry bench speculation examples/recipes --schema examples/schemas/recipe.json --batch 1
+    """
+    from bench.speculation import run
+    from cli.service import pull_model
+    from inference.catalogue import locate
+    from pipeline.schema import ExtractionSchema
+    from pipeline.settings import get_settings
+
+    settings = get_settings()
+
+    def found(name: str) -> Path:
+        return locate(pull_model(name, settings, err()), settings.home)
+
+    run(
+        found(model or settings.model),
+        folder,
+        ExtractionSchema.parse(schema.stem, schema.read_text()),
+        draft_model=found(draft_model) if draft_model else None,
+        batches=batch or (1, 8, 32),
+        requests=requests,
+        rounds=rounds,
+        prompt_tokens=prompt_tokens,
+        as_json=as_json,
+    )
+
+
+@app.command()
 def pipeline(
     folder: Annotated[list[str], typer.Argument(help="Pages: files, folders, globs.")],
     schema: Annotated[str, typer.Option(help="The name of a registered schema.")],

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from inference.speculation.draft import Source
+
 
 @dataclass(frozen=True)
 class EngineConfig:
@@ -26,11 +28,23 @@ class EngineConfig:
     kv_cache_bytes: int = 1 << 30
     num_threads: int | None = None  # None: torch's own choice
     prefix_cache: bool = True
+    speculation: tuple[str, ...] = ("forced", "lookup")  # what proposes tokens beside a draft model; see Source
+    max_draft_tokens: int = 15  # per request and step
+    draft_model_path: Path | None = None  # a smaller checkpoint of the same vocabulary
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_waiting", "page_size", "kv_cache_bytes"):
             if (value := getattr(self, name)) < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1")
+        if self.max_draft_tokens < 0:
+            raise ValueError(
+                f"max_draft_tokens is {self.max_draft_tokens}; it must be at least 0, which turns drafts off"
+            )
+        if unknown := set(self.speculation) - {Source.FORCED, Source.LOOKUP}:
+            raise ValueError(
+                f"speculation names {', '.join(map(repr, sorted(unknown)))}; it may name {Source.FORCED} and "
+                f"{Source.LOOKUP}. A draft model is given by draft_model_path"
+            )
         if self.max_num_seqs > self.max_num_batched_tokens:
             raise ValueError(
                 f"max_num_seqs is {self.max_num_seqs}, above max_num_batched_tokens {self.max_num_batched_tokens}: "

@@ -1,4 +1,4 @@
-"""The loop: plan, launch, digest, reply.
+"""The loop: propose, plan, launch, digest, reply.
 
 Owned by one thread. What callers hand in (new requests, cancellations) waits in an inbox until the next step starts.
 """
@@ -9,19 +9,23 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import attrgetter
 
 import torch
 
 from inference.config import EngineConfig
-from inference.grammar import fill_masks
+from inference.grammar import fill_draft_masks
 from inference.memory.pages import PagePool
-from inference.plan import LogitsRow, Plan
+from inference.plan import LogitsRow, Plan, Scheduled
 from inference.request import FinishReason, Response, TokenLogprob, Usage
 from inference.runner import Runner
 from inference.sampling import Masks, Sample, SamplingRow, sample
 from inference.scheduler import Scheduler
 from inference.sequence import Sequence
+from inference.speculation.draft import Draft, Source
+from inference.speculation.speculator import Speculator
 from inference.stats import EngineStats
 
 log = logging.getLogger(__name__)
@@ -32,6 +36,17 @@ class _Failed:
     """A row that could not be sampled, and why. It fails its own request only."""
 
     error: str
+
+
+@dataclass
+class _Taken:
+    """What a step gives one request: tokens to show, and why it ends, if it does. `last` counts end tokens too."""
+
+    last: int | None = None
+    shown: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    reason: FinishReason | None = None
+    error: str | None = None
 
 
 class Engine:
@@ -53,8 +68,15 @@ class Engine:
         self._eos = eos
         self._alive: dict[str, Sequence] = {}
         self._replies: list[Response] = []
+        self._drafts: dict[str, Draft] = {}  # of the step under way
         self._filler = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         self.scheduler = self._fresh_scheduler()
+        self.speculator = Speculator(
+            {Source(name) for name in config.speculation},
+            max_draft_tokens=config.max_draft_tokens,
+            max_model_len=runner.max_model_len,
+            draft_model=runner.draft_model,
+        )
         self.stats = EngineStats(pages_total=runner.pages, pages_free=runner.pages)
 
     def _fresh_scheduler(self) -> Scheduler:
@@ -89,6 +111,8 @@ class Engine:
         """After an error that no request can be blamed for: end all of them and start afresh, with an empty cache."""
         lost, self._alive = self._alive, {}
         self.scheduler = self._fresh_scheduler()
+        for sequence in lost.values():
+            self.speculator.forget(sequence)
         self._replies += [
             Response(sequence.request.id, finish_reason=FinishReason.ERROR, usage=self._usage(sequence), error=error)
             for sequence in lost.values()
@@ -104,10 +128,20 @@ class Engine:
         """Advance all that can advance, then deliver. An error of the model fails the requests in the step and no
         others."""
         self._time_out()
-        plan = self.scheduler.plan()
+        plan = self._plan()
         seconds = self._run(plan) if plan else 0.0
         self._note(seconds, plan)
         self._flush()
+
+    def _plan(self) -> Plan:
+        try:
+            drafts = self.speculator.propose(self.scheduler.decoding())
+        except Exception:
+            # Drafts only save time: without them every request goes on as it would.
+            log.exception("no drafts in this step")
+            drafts = {}
+        self._drafts = drafts
+        return self.scheduler.plan({request_id: draft.tokens for request_id, draft in drafts.items()})
 
     def _run(self, plan: Plan) -> float:
         """Launch and digest a plan -> seconds on the device."""
@@ -139,7 +173,7 @@ class Engine:
         masks, failed = filling.result() if filling else (None, {})
         if not rows:
             return []
-        ways = [SamplingRow.behind(row.scheduled.sequence) for row in rows]
+        ways = [SamplingRow.behind(row.scheduled.sequence, row.scheduled.draft[: row.ahead]) for row in rows]
         with torch.inference_mode():
             samples: list[Sample | _Failed] = [*sample(logits, ways, masks, self._vocab_size, self._eos)]
         for index, error in failed.items():
@@ -147,18 +181,20 @@ class Engine:
         return samples
 
     def _start_masks(self, rows: tuple[LogitsRow, ...]) -> Future[tuple[Masks, dict[int, str]]] | None:
-        """Fill the masks beside the forward: they need only tokens that are committed already."""
-        constrained = [(row.index, m) for row in rows if (m := row.scheduled.sequence.matcher) is not None]
+        """Fill the masks beside the forward: they need only tokens that are committed already, and drafts."""
+        constrained = [row for row in rows if row.scheduled.sequence.matcher is not None]
         if not constrained:
             return None
+        # A matcher fills the lines of its whole draft, in the order of its rows.
+        drafted = [(row.scheduled.sequence.matcher, row.scheduled.draft) for row in constrained if not row.ahead]
 
         def fill() -> tuple[Masks, dict[int, str]]:
-            words = fill_masks([matcher for _, matcher in constrained], self._runner.model.config.vocab_size)
-            failed = {index: error for index, matcher in constrained if (error := matcher.error)}
-            for (index, _), line in zip(constrained, words, strict=True):
-                if index not in failed and not line.any():
-                    failed[index] = "the grammar allows no token here"
-            return Masks([index for index, _ in constrained], torch.from_numpy(words)), failed
+            words, errors = fill_draft_masks(drafted, self._runner.model.config.vocab_size)
+            failed = {constrained[line].index: error for line, error in errors.items()}
+            for row, line in zip(constrained, words, strict=True):
+                if not line.any():
+                    failed.setdefault(row.index, "the grammar allows no token here")
+            return Masks([row.index for row in constrained], torch.from_numpy(words)), failed
 
         return self._filler.submit(fill)
 
@@ -167,44 +203,65 @@ class Engine:
         for item in plan:
             item.sequence.device_seconds += seconds * item.count / total
             self.scheduler.commit(item)
-        for row, result in zip(plan.logits, samples, strict=True):
-            sequence = row.scheduled.sequence
-            if sequence.epoch != row.scheduled.epoch:
-                continue
-            if isinstance(result, _Failed):
-                self._finish(sequence, FinishReason.ERROR, error=result.error)
-            else:
-                self._take(sequence, result)
+        for item, rows in groupby(plan.logits, key=attrgetter("scheduled")):
+            results = [samples[row.index] for row in rows]
+            if item.sequence.epoch == item.epoch:
+                self._verify(item, results)
 
-    def _take(self, sequence: Sequence, result: Sample) -> None:
-        """Commit one sampled token, and end the request when it is the last."""
+    def _verify(self, item: Scheduled, results: list[Sample | _Failed]) -> None:
+        """Commit what was chosen behind the sequence and, as long as the draft foresaw it, behind the draft."""
+        sequence, taken, accepted = item.sequence, _Taken(), 0
+        for ahead, result in enumerate(results):
+            self._take(sequence, result, taken)
+            foreseen = ahead < len(item.draft) and taken.last == item.draft[ahead]
+            accepted += foreseen
+            if taken.reason is not None or not foreseen:
+                break
+        sequence.accepted_draft_tokens += accepted
+        self._count(item, accepted)
+        if taken.reason is None:
+            self.scheduler.accept(item, accepted)
+            shown, logprobs = tuple(taken.shown), tuple(taken.logprobs)
+            self._replies.append(Response(sequence.request.id, shown, logprobs, usage=self._usage(sequence)))
+        else:
+            self._finish(sequence, taken.reason, tuple(taken.shown), tuple(taken.logprobs), taken.error)
+
+    def _count(self, item: Scheduled, accepted: int) -> None:
+        if item.draft:
+            self.speculator.observe(self._drafts[item.sequence.request.id], len(item.draft), accepted)
+        self.stats = replace(
+            self.stats,
+            forwards=self.stats.forwards + 1,
+            draft_tokens=self.stats.draft_tokens + len(item.draft),
+            accepted_draft_tokens=self.stats.accepted_draft_tokens + accepted,
+        )
+
+    def _take(self, sequence: Sequence, result: Sample | _Failed, taken: _Taken) -> None:
+        """Commit one chosen token; `taken` gets it, and a reason when it is the last."""
+        if isinstance(result, _Failed):
+            taken.reason, taken.error = FinishReason.ERROR, result.error
+            return
         sampling = sequence.request.sampling
         if sequence.first_token_at is None:
             sequence.first_token_at = time.monotonic()
-        stops = (result.token in self._eos and not sampling.ignore_eos) or result.token in sampling.stop_token_ids
-        if stops:
-            # The end token is counted and not shown.
-            sequence.tokens.append(result.token)
-            self._finish(sequence, FinishReason.STOP)
-            return
         sequence.tokens.append(result.token)
-        reason: FinishReason | None = None
+        taken.last = result.token
+        if (result.token in self._eos and not sampling.ignore_eos) or result.token in sampling.stop_token_ids:
+            taken.reason = FinishReason.STOP  # the end token is counted and not shown
+            return
         if sequence.matcher is not None:
             if not sequence.matcher.consume(result.token):
-                self._finish(sequence, FinishReason.ERROR, error=f"the grammar failed: {sequence.matcher.error}")
+                taken.reason, taken.error = FinishReason.ERROR, f"the grammar failed: {sequence.matcher.error}"
                 return
             if sequence.matcher.stopped:
-                reason = FinishReason.STOP
-        if reason is None and (
+                taken.reason = FinishReason.STOP
+        taken.shown.append(result.token)
+        if result.logprob is not None:
+            taken.logprobs.append(result.logprob)
+        if taken.reason is None and (
             sequence.output_length >= sampling.max_tokens or len(sequence.tokens) >= self._runner.max_model_len
         ):
-            reason = FinishReason.LENGTH
-        shown = (result.token,)
-        logprobs = (result.logprob,) if result.logprob else ()
-        if reason is None:
-            self._replies.append(Response(sequence.request.id, shown, logprobs, usage=self._usage(sequence)))
-        else:
-            self._finish(sequence, reason, shown, logprobs)
+            taken.reason = FinishReason.LENGTH
 
     def _finish(
         self,
@@ -217,6 +274,7 @@ class Engine:
         if self._alive.pop(sequence.request.id, None) is None:
             return
         self.scheduler.remove(sequence)
+        self.speculator.forget(sequence)
         usage = self._usage(sequence)
         self.stats = replace(
             self.stats,
@@ -233,6 +291,7 @@ class Engine:
             prompt_tokens=sequence.prompt_length,
             cached_tokens=sequence.cached_tokens,
             completion_tokens=sequence.output_length,
+            accepted_draft_tokens=sequence.accepted_draft_tokens,
             device_seconds=sequence.device_seconds,
             queue_seconds=started - sequence.enqueued_at,
             ttft_seconds=None if first is None else first - sequence.enqueued_at,
@@ -246,6 +305,8 @@ class Engine:
                 self._finish(sequence, FinishReason.TIMEOUT, error=f"not finished within {limit:g} s")
 
     def _note(self, seconds: float, plan: Plan) -> None:
+        if plan:
+            self.speculator.policy.note_step(plan.tokens, seconds)
         self.stats = replace(
             self.stats,
             running=len(self.scheduler.running),

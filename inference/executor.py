@@ -9,7 +9,6 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from inference.config import EngineConfig
 from inference.engine import Engine
@@ -19,10 +18,9 @@ from inference.randomness import fresh_seed
 from inference.request import EngineStopped, FinishReason, QueueFull, Request, RequestRejected, Response
 from inference.runner import Runner
 from inference.sequence import Sequence
+from inference.speculation.draft_model import check_vocabulary
 from inference.stats import EngineStats, ModelInfo
-
-if TYPE_CHECKING:
-    from inference.tokenizer import Tokenizer
+from inference.tokenizer import Tokenizer, load_tokenizer
 
 log = logging.getLogger(__name__)
 __all__ = ["EngineStopped", "Executor", "QueueFull"]
@@ -35,8 +33,11 @@ class Executor:
     """
 
     def __init__(self, config: EngineConfig, tokenizer: Tokenizer) -> None:
-        """Loads the model. Raises CheckpointError, UnsupportedModel, or ValueError for a cache that is too small."""
-        runner = Runner(config)
+        """Loads the model. Raises CheckpointError, UnsupportedModel, VocabularyMismatch for a draft model of another
+        vocabulary, or ValueError for a cache that is too small."""
+        if config.draft_model_path is not None:
+            check_vocabulary(tokenizer.vocabulary(), load_tokenizer(config.draft_model_path).vocabulary())
+        runner = Runner(config, tokenizer.vocab_size)
         self.config = config
         self.tokenizer = tokenizer
         self.model_info = ModelInfo(

@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from inference.config import EngineConfig
-from inference.models.decoder import Decoder, StepTensors
+from inference.models.decoder import Decoder
 from inference.models.kv_cache import KVCache
 from inference.models.loader import load_decoder
 from inference.plan import Plan
-from kernels.ops import KV_BLOCK, AttentionBatch, Span
+from inference.speculation.draft_model import DraftModel
+from inference.step import Part, step_tensors
+from kernels.ops import KV_BLOCK
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +42,8 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
 class Runner:
     """The model, its cache, and one forward per step."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, vocab_size: int | None = None) -> None:
+        """`vocab_size` is the tokenizer's, which a head may exceed; None: all that the head has."""
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
         self.device = pick_device(config.device)
@@ -51,8 +54,11 @@ class Runner:
             raise ValueError(
                 f"page_size is {config.page_size}; it must divide {KV_BLOCK}, the block in which contexts are attended"
             )
-        page_bytes = config.page_size * shape.kv_bytes_per_token(self.dtype.itemsize)
-        longest = min(config.max_model_len or shape.max_position_embeddings, shape.max_position_embeddings)
+        draft = load_decoder(config.draft_model_path, self.dtype, self.device) if config.draft_model_path else None
+        models = [self.model] if draft is None else [self.model, draft]
+        page_bytes = config.page_size * sum(m.config.kv_bytes_per_token(self.dtype.itemsize) for m in models)
+        longest = min(m.config.max_position_embeddings for m in models)
+        longest = min(config.max_model_len or longest, longest)
         # No more pages than all sequences at full length could fill.
         useful = config.max_num_seqs * -(-longest // config.page_size)
         self.pages = min(config.kv_cache_bytes // page_bytes, useful)
@@ -64,40 +70,21 @@ class Runner:
         self.max_model_len = min(longest, self.pages * config.page_size)
         self.page_size = config.page_size
         self.cache = KVCache(shape, self.pages + 1, config.page_size, self.dtype, self.device)
-        self.model.reserve(self.max_model_len)
+        self.draft_model = None
+        if draft is not None:
+            self.draft_model = DraftModel(
+                draft,
+                vocab_size=vocab_size or draft.config.vocab_size,
+                pages=self.pages,
+                page_size=config.page_size,
+                max_batched_tokens=config.max_num_batched_tokens,
+            )
+        for model in models:
+            model.reserve(self.max_model_len)
 
     @torch.inference_mode()
     def forward(self, plan: Plan) -> Tensor:
         """Compute the plan -> logits [R, head size] fp32, row i for `plan.logits[i]`."""
-        return self.model.forward(self._tensors(plan), self.cache)
-
-    def _tensors(self, plan: Plan) -> StepTensors:
-        size = self.page_size
-        tokens: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
-        for item in plan:
-            pages = item.sequence.pages
-            tokens += item.sequence.tokens[item.start : item.stop]
-            positions += range(item.start, item.stop)
-            slots += [pages[p // size] * size + p % size for p in range(item.start, item.stop)]
-        return StepTensors(
-            tokens=self._ints(tokens),
-            positions=self._ints(positions),
-            slots=self._ints(slots),
-            attention=self._attention(plan),
-            logits_rows=self._ints([row.row for row in plan.logits]),
-        )
-
-    def _ints(self, values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self.device)
-
-    def _attention(self, plan: Plan) -> AttentionBatch:
-        shape = self.model.config
-        return AttentionBatch(
-            [Span(item.row, item.start, item.count, item.sequence.pages) for item in plan],
-            page_size=self.page_size,
-            group_size=shape.num_heads // shape.num_kv_heads,
-            dtype=self.dtype,
-            device=self.device,
-        )
+        parts = [Part(item.tokens, item.start, item.sequence.pages) for item in plan]
+        rows = [row.row for row in plan.logits]
+        return self.model.forward(step_tensors(parts, rows, self.model, self.page_size), self.cache)

@@ -13,10 +13,16 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import Counter
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from types import MappingProxyType
 
 from inference.memory.pages import PagePool
 from inference.plan import Plan, Scheduled
 from inference.sequence import Sequence
+
+Tokens = Seq[int]
+NO_DRAFTS: Mapping[str, Tokens] = MappingProxyType({})
 
 
 class Scheduler:
@@ -61,8 +67,15 @@ class Scheduler:
 
     # The step
 
-    def plan(self) -> Plan:
-        """Choose the tokens of the next step and give them pages. Empty when there is nothing to run."""
+    def decoding(self) -> list[Sequence]:
+        """Those whose next token will be chosen in the next step, if they need not yield: drafts are for these."""
+        return [sequence for sequence in self.running if sequence.remaining == 1]
+
+    def plan(self, drafts: Mapping[str, Tokens] = NO_DRAFTS) -> Plan:
+        """Choose the tokens of the next step and give them pages. Empty when there is nothing to run.
+
+        `drafts` has proposals by request id; they get what budget and pages nobody else needs.
+        """
         chosen: list[tuple[Sequence, int]] = []
         budget = self._budget
         # Decoding first, then prompts under way, each in the order of service.
@@ -78,9 +91,20 @@ class Scheduler:
 
         scheduled, row = [], 0
         for sequence, count in chosen:
-            scheduled.append(Scheduled(sequence, sequence.epoch, sequence.computed, count, row))
-            row += count
+            draft: tuple[int, ...] = ()
+            if count == sequence.remaining and (proposed := drafts.get(sequence.request.id)):
+                draft = self._fit(sequence, proposed[:budget])
+                budget -= len(draft)
+            scheduled.append(Scheduled(sequence, sequence.epoch, sequence.computed, count + len(draft), row, draft))
+            row += count + len(draft)
         return Plan(tuple(scheduled))
+
+    def _fit(self, sequence: Sequence, draft: Tokens) -> tuple[int, ...]:
+        """As much of a draft as there are pages for, beyond one for each running sequence to grow into."""
+        needed = self._pages(len(sequence.tokens) + len(draft)) - len(sequence.pages)
+        if needed > 0:
+            sequence.pages += self.pool.allocate(max(0, min(needed, self.pool.available - len(self.running))))
+        return tuple(draft[: len(sequence.pages) * self._page_size - len(sequence.tokens)])
 
     def _grow(self, sequence: Sequence, length: int, protect: list[tuple[Sequence, int]]) -> bool:
         """Make room for `length` tokens, preempting later sequences; False when this one itself had to yield."""
@@ -160,14 +184,21 @@ class Scheduler:
         sequence = item.sequence
         if sequence.epoch != item.epoch or not sequence.pages:
             return False
-        sequence.computed = item.stop
+        self._advance(sequence, item.stop - len(item.draft))
+        return True
+
+    def accept(self, item: Scheduled, count: int) -> None:
+        """The first `count` tokens of an item's draft are the sequence's own now, and computed."""
+        self._advance(item.sequence, item.stop - len(item.draft) + count)
+
+    def _advance(self, sequence: Sequence, computed: int) -> None:
+        sequence.computed = computed
         if self._prefix_cache:
             sequence.extend_chain(self._page_size)
             full = min(len(sequence.chain), sequence.computed // self._page_size)
             for index in range(sequence.published, full):
                 self.pool.publish(sequence.pages[index], sequence.chain[index])
             sequence.published = max(sequence.published, full)
-        return True
 
     # Integrity
 

@@ -15,7 +15,7 @@ class Sequence:
 
     `computed` tokens have their keys and values in `pages`; the others are still to be caught up on. There is one
     number per step, `len(tokens) - computed`, whatever the reason: a new prompt, a chunk of one, a preemption, one more
-    token.
+    token. A draft comes on top: it is not the sequence's own until it has been verified.
     """
 
     request: Request
@@ -33,6 +33,7 @@ class Sequence:
     started_at: float | None = None
     first_token_at: float | None = None
     cached_tokens: int = 0
+    accepted_draft_tokens: int = 0
     device_seconds: float = 0.0
 
     def __post_init__(self) -> None:

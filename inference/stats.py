@@ -36,4 +36,7 @@ class EngineStats:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    forwards: int = 0  # that chose tokens, counted for each request in the step: 1 for each token without drafts
+    draft_tokens: int = 0  # verified, so many of them:
+    accepted_draft_tokens: int = 0
     preemptions: int = 0

@@ -84,6 +84,10 @@ class Tokenizer:
             ids += self.backend.encode(pieces[i + 1], add_special_tokens=False).ids
         return ids
 
+    def vocabulary(self) -> dict[str, int]:
+        """Every token's text, as the tokenizer spells it, and its id."""
+        return self.backend.get_vocab(with_added_tokens=True)
+
     @cached_property
     def token_bytes(self) -> TokenBytes:
         """What each token spells."""

@@ -98,6 +98,13 @@ def save(model: PreTrainedModel, folder: Path, **options: Any) -> Path:
     return folder
 
 
+def save_with_tokenizer(model: PreTrainedModel, folder: Path) -> Path:
+    """The checkpoint as one that is loaded by its path alone."""
+    save(model, folder)
+    (folder / "tokenizer.json").write_text(byte_tokenizer().json)
+    return folder
+
+
 def greedy(model: PreTrainedModel, prompt: Iterable[int], count: int) -> tuple[int, ...]:
     """What transformers generates, the end token included; tokens beyond the tokenizer's vocabulary are barred."""
     ids = list(prompt)

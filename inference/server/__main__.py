@@ -42,6 +42,11 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--kv-cache-mib", type=int, default=defaults.kv_cache_bytes >> 20)
     flags.add_argument("--threads", type=int, help="CPU threads; default: torch's choice")
     flags.add_argument("--no-prefix-cache", action="store_true")
+    flags.add_argument(
+        "--speculation", default=",".join(defaults.speculation), help="what proposes tokens: forced, lookup; none: ''"
+    )
+    flags.add_argument("--max-draft-tokens", type=int, default=defaults.max_draft_tokens, help="a request and step")
+    flags.add_argument("--draft-model", help="a smaller model of the same vocabulary that proposes tokens")
     flags.add_argument("--api-key-file", type=Path, help="a file with the key that clients must send")
     flags.add_argument("--request-timeout", type=float, help="seconds a request may take, queue included")
     flags.add_argument("--log-level", default="INFO")
@@ -92,6 +97,9 @@ def build(args: argparse.Namespace) -> tuple[Front, Executor]:
         kv_cache_bytes=args.kv_cache_mib << 20,
         num_threads=args.threads,
         prefix_cache=not args.no_prefix_cache,
+        speculation=tuple(filter(None, args.speculation.split(","))),
+        max_draft_tokens=args.max_draft_tokens,
+        draft_model_path=locate(args.draft_model, home) if args.draft_model else None,
     )
     key = args.api_key_file.read_text().strip() if args.api_key_file else None
     executor = Executor(config, tokenizer)

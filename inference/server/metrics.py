@@ -36,6 +36,9 @@ class _EngineCollector(Collector):
             "prompt_tokens": ("Prompt tokens of ended requests", stats.prompt_tokens),
             "cached_tokens": ("Prompt tokens that were not computed again", stats.cached_tokens),
             "completion_tokens": ("Generated tokens of ended requests", stats.completion_tokens),
+            "forwards": ("Forwards that chose tokens, one for each request in a step", stats.forwards),
+            "draft_tokens": ("Tokens proposed and verified", stats.draft_tokens),
+            "accepted_draft_tokens": ("Proposed tokens that were right", stats.accepted_draft_tokens),
             "preemptions": ("Sequences that had to give their pages back", stats.preemptions),
         }
         for name, (help_text, value) in gauges.items():

@@ -390,13 +390,13 @@ def test_a_failing_loop_fails_all_and_lives_on(
         scheduler = executor._engine.scheduler
         plan, plans = scheduler.plan, 0
 
-        def fail_at_the_third() -> Any:
+        def fail_at_the_third(drafts: Any) -> Any:
             nonlocal plans
             plans += 1
             if plans == 3:
                 scheduler.pool.allocate(1)  # and leave a page behind
                 raise RuntimeError("the books are wrong")
-            return plan()
+            return plan(drafts)
 
         monkeypatch.setattr(scheduler, "plan", fail_at_the_third)
         endless = SamplingParams(max_tokens=50, ignore_eos=True)

@@ -12,8 +12,9 @@ from inference.config import EngineConfig
 from inference.executor import Executor
 from inference.models.hf_config import from_hf
 from inference.request import FinishReason, Request, SamplingParams
+from inference.speculation.policy import Policy
 from inference.stats import EngineStats
-from tests.tiny_models import END, FAMILIES, byte_tokenizer, generate, greedy, make_model, save
+from tests.tiny_models import END, FAMILIES, byte_tokenizer, generate, greedy, make_model, save_with_tokenizer
 
 PAGE_SIZE = 8
 TOKENS = 14
@@ -28,6 +29,8 @@ TEXTS = [
 ]
 SCHEDULES: dict[str, dict[str, Any]] = {
     "plain": {},
+    "no drafts": {"speculation": ()},
+    "a draft model": {"speculation": (), "draft_model_path": "itself"},
     "one at a time, no prefix cache": {"max_num_seqs": 1, "prefix_cache": False},
     "small chunks": {"max_num_batched_tokens": 5, "max_num_seqs": 4},
     "few pages": {"max_model_len": 96},
@@ -40,7 +43,7 @@ class Tiny:
 
     def __init__(self, family: str, folder: Path) -> None:
         self.model: PreTrainedModel = make_model(family)
-        self.path = save(self.model, folder)
+        self.path = save_with_tokenizer(self.model, folder)
         self.page_bytes = PAGE_SIZE * from_hf(self.path).kv_bytes_per_token(4)
         self.texts = [greedy(self.model, text, TOKENS) for text in TEXTS]
 
@@ -67,8 +70,12 @@ def run_twice(tiny: Tiny, settings: dict[str, Any]) -> tuple[list[list[tuple[int
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_greedy_text_equals_transformers(tiny: Tiny, schedule: str) -> None:
+def test_greedy_text_equals_transformers(tiny: Tiny, schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = SCHEDULES[schedule]
+    monkeypatch.setattr(Policy, "length", lambda self, draft, batch: len(draft))  # whatever the machine is up to
+    monkeypatch.setattr(Policy, "model_length", lambda self, limit, batch: min(limit, 4))
+    if "draft_model_path" in settings:
+        settings = {**settings, "draft_model_path": tiny.path}
     if schedule == "few pages":
         settings = {**settings, "kv_cache_bytes": 14 * tiny.page_bytes}
     rounds, stats = run_twice(tiny, settings)
@@ -76,4 +83,8 @@ def test_greedy_text_equals_transformers(tiny: Tiny, schedule: str) -> None:
         assert texts == tiny.texts
     assert (stats.cached_tokens > 0) == settings.get("prefix_cache", True)
     assert (stats.preemptions > 0) == (schedule == "few pages")
+    if schedule == "a draft model":
+        assert 0 < stats.draft_tokens == stats.accepted_draft_tokens
+    if schedule == "no drafts":
+        assert stats.draft_tokens == 0
     assert stats.pages_free + stats.pages_cached == stats.pages_total
