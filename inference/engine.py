@@ -300,9 +300,9 @@ class Engine:
     def _time_out(self) -> None:
         now = time.monotonic()
         for sequence in list(self._alive.values()):
-            limit = sequence.request.timeout_seconds
-            if limit is not None and now - sequence.enqueued_at > limit:
-                self._finish(sequence, FinishReason.TIMEOUT, error=f"not finished within {limit:g} s")
+            if sequence.overdue(now):
+                error = f"not finished within {sequence.request.timeout_seconds:g} s"
+                self._finish(sequence, FinishReason.TIMEOUT, error=error)
 
     def _note(self, seconds: float, plan: Plan) -> None:
         if plan:

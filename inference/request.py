@@ -42,6 +42,7 @@ class GrammarSpec:
 # Below this, logits divided by the temperature overflow; the distribution is the greedy choice long before.
 GREEDY_BELOW = 1e-5
 MAX_LOGPROBS = 20
+MAX_PRIORITY = 100
 MAX_BIASES = 1024
 MAX_STOP_TOKENS = 128
 
@@ -126,9 +127,14 @@ class Request:
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
     grammar: GrammarSpec | None = None
-    priority: int = 0  # lower runs first
+    priority: int = 0  # lower runs first; ages, see Sequence.key
     timeout_seconds: float | None = None
     cache_salt: str = ""  # requests with different salts share no cached prefix
+
+    def __post_init__(self) -> None:
+        """Raise RequestRejected for a priority that would wait for ever."""
+        if not -MAX_PRIORITY <= self.priority <= MAX_PRIORITY:
+            raise RequestRejected(f"priority is {self.priority}; it must be between -{MAX_PRIORITY} and {MAX_PRIORITY}")
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ page for each running sequence fit: admission that has to be undone at once is t
 from __future__ import annotations
 
 from bisect import insort
-from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from types import MappingProxyType
 
+from inference.invariants import check_books
 from inference.memory.pages import PagePool
 from inference.plan import Plan, Scheduled
 from inference.sequence import Sequence
@@ -204,16 +204,4 @@ class Scheduler:
 
     def check(self) -> None:
         """Raise AssertionError when pages or queues are inconsistent. Cheap enough for every idle moment."""
-        holders: Counter[int] = Counter()
-        for sequence in self.running:
-            holders.update(sequence.pages)
-            assert len(set(sequence.pages)) == len(sequence.pages), "a sequence holds a page twice"
-            assert len(sequence.pages) * self._page_size >= sequence.computed, "computed tokens without a page"
-            assert sequence.remaining >= 0
-        for sequence in self.waiting:
-            assert not sequence.pages, "a waiting sequence holds pages"
-            assert sequence.computed == 0
-        self.pool.check(dict(holders))
-        assert [s.key for s in self.waiting] == sorted(s.key for s in self.waiting)
-        assert [s.key for s in self.running] == sorted(s.key for s in self.running)
-        assert not set(map(id, self.running)) & set(map(id, self.waiting)), "a sequence runs and waits"
+        check_books(self.pool, self.running, self.waiting, self._page_size)

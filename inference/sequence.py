@@ -8,6 +8,8 @@ from typing import Any
 from inference.memory.prefix import page_hash
 from inference.request import Request
 
+PRIORITY_SECONDS = 10.0  # of waiting that outweigh one level of priority
+
 
 @dataclass(eq=False)
 class Sequence:
@@ -41,9 +43,18 @@ class Sequence:
             self.tokens = list(self.request.prompt_token_ids)
 
     @property
-    def key(self) -> tuple[int, int]:
-        """Order of service: priority, then arrival. A preempted sequence keeps its place."""
-        return (self.request.priority, self.arrival)
+    def key(self) -> tuple[float, int]:
+        """Order of service; a preempted sequence keeps its place.
+
+        A request stands where one of priority 0 would that came `PRIORITY_SECONDS` later for each level. All age alike,
+        so the order of two never changes, and what has waited long enough is ahead of any newcomer: nothing starves.
+        """
+        return (self.enqueued_at + PRIORITY_SECONDS * self.request.priority, self.arrival)
+
+    def overdue(self, now: float) -> bool:
+        """Whether the request has taken longer than it may, at `now` in seconds on the monotonic clock."""
+        limit = self.request.timeout_seconds
+        return limit is not None and now - self.enqueued_at > limit
 
     @property
     def prompt_length(self) -> int:

@@ -13,7 +13,15 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from inference.request import MAX_BIASES, MAX_LOGPROBS, MAX_STOP_TOKENS, GrammarKind, GrammarSpec, SamplingParams
+from inference.request import (
+    MAX_BIASES,
+    MAX_LOGPROBS,
+    MAX_PRIORITY,
+    MAX_STOP_TOKENS,
+    GrammarKind,
+    GrammarSpec,
+    SamplingParams,
+)
 from inference.server.errors import ApiError
 
 MAX_STOPS = 64
@@ -145,7 +153,7 @@ class Generation(_Strict):
     min_tokens: int = Field(default=0, ge=0)
     ignore_eos: bool = False
     stop_token_ids: list[int] = Field(default_factory=list, max_length=MAX_STOP_TOKENS)
-    priority: int = Field(default=0, ge=-(2**31), lt=2**31)
+    priority: int = Field(default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     timeout_seconds: float | None = Field(default=None, gt=0)
     cache_salt: str = Field(default="", max_length=256)
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.memory.pages import DUMMY_PAGE, OutOfPages, PagePool
+from inference.invariants import check_plan
+from inference.memory.pages import OutOfPages, PagePool
 from inference.memory.prefix import page_hash, root_hash
 from inference.plan import Plan
 from inference.request import Request
@@ -81,22 +82,7 @@ class World:
     def check_plan(self, plan: Plan) -> None:
         assert plan.tokens <= self.budget
         assert len(self.scheduler.running) <= self.max_seqs
-        rows = [row for item in plan for row in range(item.row, item.row + item.count)]
-        assert rows == list(range(plan.tokens)), "rows are dense and belong to one sequence each"
-        assert len({id(item.sequence) for item in plan}) == len(plan.scheduled)
-        written = [
-            (item.sequence.pages[position // PAGE], position % PAGE)
-            for item in plan
-            for position in range(item.start, item.stop)
-        ]
-        assert len(set(written)) == len(written), "two rows write one slot"
-        assert all(page != DUMMY_PAGE for page, _ in written)
-        for item in plan:
-            assert item.epoch == item.sequence.epoch
-            assert item.start == item.sequence.computed
-            for page in {item.sequence.pages[p // PAGE] for p in range(item.start, item.stop)}:
-                holders = [s for s in self.scheduler.running if page in s.pages]
-                assert holders == [item.sequence], "a page that is written has one holder"
+        check_plan(plan, self.scheduler.running, PAGE)
 
     def run(self, limit: int = 2000) -> None:
         for _ in range(limit):
