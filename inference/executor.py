@@ -79,7 +79,7 @@ class Executor:
             request=request,
             arrival=next(self._arrivals),
             enqueued_at=time.monotonic(),
-            root=root_hash(request.cache_salt),
+            root=root_hash(request.cache_salt, str(self.config.model_path), self.model_info.dtype),
             matcher=matcher,
             seed=fresh_seed() if request.sampling.seed is None else request.sampling.seed,
         )
