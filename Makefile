@@ -8,7 +8,7 @@ PYTHON := $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 endif
 
-.PHONY: help setup demo up down test lint clean
+.PHONY: help setup demo up down test test-gpu bench-gpu lint clean
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
@@ -37,6 +37,12 @@ down: setup  ## stop it
 
 test: setup lint  ## every test, after ruff and mypy
 	$(BIN)/python -m pytest -q
+
+test-gpu: setup  ## the properties of the Triton kernels, on an NVIDIA GPU
+	$(BIN)/python -m pytest -q tests/gpu
+
+bench-gpu: setup  ## the Triton kernels beside their ceilings and rivals, on an NVIDIA GPU
+	$(BIN)/python -m bench.kernels
 
 lint: setup  ## ruff and mypy
 	$(BIN)/ruff check .
