@@ -11,12 +11,12 @@ from __future__ import annotations
 import importlib
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
-TABLES = ("bench.kernels_attention",)
+TABLES = ("bench.kernels_attention", "bench.kernels_linear")
 REPLAYS = 20
 COPY_BYTES = 1 << 32
 
@@ -33,8 +33,8 @@ class Case:
     unit: str
     amount: float
     ours: Sequence[Callable[[], object]]
-    rivals: dict[str, Sequence[Callable[[], object]]] = field(default_factory=dict)
-    recorded: dict[str, float] = field(default_factory=dict)
+    rivals: Mapping[str, Sequence[Callable[[], object]]] = field(default_factory=dict)
+    recorded: Mapping[str, float] = field(default_factory=dict)
     aim: float | None = None
 
 

@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("triton")
 
 from kernels.activation import gated_mul_kernel
+from kernels.choice import ADJUST_BLOCK, BLOCK, WARPS, adjust_kernel, choose_kernel
 from kernels.gemm import Launch, choose, narrow_gemm_kernel, tile_tokens, warps_of
 from kernels.norm import rms_norm_kernel
 from kernels.quantize import quantize_kernel, warps_for
@@ -95,3 +96,17 @@ def test_few_tokens_meet_the_tensor_cores_with_operands_swapped(
     assert made.stack == 0
     assert made.registers <= 255
     assert made.shared <= 227 * 1024
+
+
+def test_the_choice_stays_in_registers() -> None:
+    types = {name: "*i32" for name in ("mask_lines", "words", "history_lines", "seen", "made")}
+    types |= {name: "*fp32" for name in ("logits", "repetition", "presence", "frequency")}
+    types |= {"vocab": "i32", "width": "i32", "stride": "i32"}
+    made = compile_for_hopper(adjust_kernel, types, {"MASK": True, "PENALIZE": True, "BLOCK": ADJUST_BLOCK})
+    assert made.count(WIDE_ACCESS) >= 2, "logits and counts are read 16 bytes a thread"
+    assert made.stack == 0
+    types = {name: "*fp32" for name in ("logits", "temperatures", "top_ps", "min_ps")}
+    types |= {"tokens": "*i64", "top_ks": "*i64", "uniforms": "*fp64", "vocab": "i32", "stride": "i32"}
+    made = compile_for_hopper(choose_kernel, types, {"BLOCK": BLOCK}, warps=WARPS)
+    assert made.stack <= 16, "a call's frame; nothing is spilled"
+    assert made.registers <= 128
