@@ -153,7 +153,7 @@ class _Reading:
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.prompt = Prompt.of(self.schema)
+        self.prompt = Prompt.of(self.schema, document_first=self.settings.document_first)
 
     def read(self, chunks: Sequence[Chunk], splits: int = 0) -> list[_Answer]:
         """Ask about `chunks`; when the answer is cut short, ask about each half instead."""

@@ -4,6 +4,9 @@ All but the document and the fields are the same bytes for every document of a s
 once. The fields come last on purpose: a small model forgets what it read before a long document. On 27 English recipe
 pages (391 values) the 0.5B default filled 79 % rightly with the fields behind the document, 77 % with them in both
 places and 70 % with them before it, where lists ran on into what followed them.
+
+With `document_first` all that is the schema's own stands behind the document. Several schemas over one document then
+share its prompt up to there, and the engine computes the document once for all of them.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ RULES_MANY = (
     "You read one document and list the records in it, in order. Copy values from the document word for word. "
     "A value that the document does not state is null. Answer with a JSON array only."
 )
+RULES_ANY = "You read one document and do what is asked of it. Answer with JSON only."  # the same for every schema
 ASK_ONE = "Fill in this record of the document:"
 ASK_MANY = "List {what}, each once, with these fields:"
 MAX_LABEL_CHARS = 80  # a longer line between two lists is a sentence
@@ -36,22 +40,25 @@ MAX_DEPTH = 6  # of fields inside fields that are described
 
 @dataclass(frozen=True)
 class Prompt:
-    """What the prompts of one schema have in common."""
+    """What the prompts of one schema have in common: what stands before the document and what behind it."""
 
     system: str
     ask: str
 
     @classmethod
-    def of(cls, schema: ExtractionSchema) -> Prompt:
-        """The prompt for a schema."""
-        system = [RULES_MANY if schema.many else RULES_ONE]
+    def of(cls, schema: ExtractionSchema, *, document_first: bool = False) -> Prompt:
+        """The prompt for a schema; with `document_first`, nothing of the schema stands before the document."""
+        rules = [RULES_MANY if schema.many else RULES_ONE]
         if schema.instructions.strip():
-            system.append(schema.instructions.strip())
+            rules.append(schema.instructions.strip())
         for example in schema.examples:
             output = json.dumps(example["output"], ensure_ascii=False)
-            system.append(f"Example:\n{_document(example['text'])}\n{output}")
+            rules.append(f"Example:\n{_document(example['text'])}\n{output}")
         ask = ASK_MANY.format(what=_what(schema)) if schema.many else ASK_ONE
-        return cls("\n\n".join(system), "\n".join([ask, *_fields(schema.entity_schema, schema, 0)]))
+        fields = "\n".join([ask, *_fields(schema.entity_schema, schema, 0)])
+        if document_first:
+            return cls(RULES_ANY, "\n\n".join([*rules, fields]))
+        return cls("\n\n".join(rules), fields)
 
     def messages(self, text: str) -> list[dict[str, str]]:
         """The chat for one document's text."""

@@ -54,6 +54,7 @@ class Settings(BaseSettings):
     parse_memory_bytes: int = Field(default=2 * 2**30, ge=64 * 2**20)  # beyond what that process takes by itself
     chunk_tokens: int = Field(default=256, ge=16)
     context_tokens: int = Field(default=3072, ge=64)  # document tokens in one prompt
+    document_first: bool = False  # in the prompt; several schemas then share a document's prefix
     max_output_tokens: int = Field(default=1024, ge=1)
     request_timeout_seconds: float = Field(default=600.0, gt=0)
 

@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.settings import Settings
 
 PIPELINE_VERSION = 1  # raised when the same inputs would give other rows
-RESULT_SETTINGS = ("model", "embedder", "chunk_tokens", "context_tokens", "max_output_tokens")
+RESULT_SETTINGS = ("model", "embedder", "chunk_tokens", "context_tokens", "document_first", "max_output_tokens")
 
 
 def job_settings(settings: Settings) -> dict[str, Any]:

@@ -80,3 +80,17 @@ def test_an_array_is_asked_for_in_the_schemas_own_words(description, ask):
     item = {"type": "object", "properties": {"name": FIELDS["properties"]["name"]}}
     schema = {"type": "array", "items": item} | ({"description": description} if description else {})
     assert Prompt.of(ExtractionSchema.parse("person", schema)).ask == ask
+
+
+def test_prompts_of_a_document_share_all_before_the_schema_when_it_comes_first():
+    example = [{"text": "Ann is 5.", "output": {"name": "Ann", "age": 5}}]
+    one = Prompt.of(ExtractionSchema.parse("person", FIELDS, "Leave out pets.", example), document_first=True)
+    many = Prompt.of(ExtractionSchema.parse("people", {"type": "array", "items": FIELDS}), document_first=True)
+    (system, user), (other_system, other_user) = one.messages("The text."), many.messages("The text.")
+    assert system == other_system
+    beginning = "<document>\nThe text.\n</document>\n\n"
+    assert user["content"].startswith(beginning)
+    assert other_user["content"].startswith(beginning)
+    behind = user["content"].removeprefix(beginning)
+    places = [behind.index(words) for words in ("word for word", "Leave out pets.", '"age": 5', "- `name`: Full name")]
+    assert places == sorted(places)
