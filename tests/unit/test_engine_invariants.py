@@ -1,9 +1,11 @@
-"""Scheduler and memory driven at random: arrivals, priorities, cancels, deadlines, preemptions, caches of a few pages.
+"""Scheduler and memory driven at random: arrivals, priorities, drafts, cancels, deadlines, preemptions, few pages.
 
 The invariants are checked before and after every step, and each request gets the tokens that it would get alone.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import pytest
 from hypothesis import settings
@@ -15,7 +17,7 @@ from inference.memory.pages import PagePool
 from inference.memory.prefix import root_hash
 from inference.plan import Plan, Scheduled
 from inference.request import FinishReason, Request, Response
-from inference.scheduler import Scheduler
+from inference.scheduler import NO_DRAFTS, Scheduler, Tokens
 from inference.sequence import Sequence
 
 LONGEST_PROMPT = 24
@@ -103,17 +105,24 @@ class Requests(RuleBasedStateMachine):
             assert self.scheduler.commit(item) == (item is not lost), "a late result was taken"
         self.take([item for item in plan if item is not lost and item.samples])
 
-    @rule()
-    def step(self) -> None:
-        plan = self.plan()
+    @rule(ahead=st.integers(0, 6), right=st.integers(0, 6))
+    def step(self, ahead: int = 0, right: int = 0) -> None:
+        """With drafts of `ahead` tokens, the first `right` of them what the model will say."""
+        plan = self.plan({s.request.id: self.guess(s, ahead, right) for s in self.scheduler.decoding()})
         assert plan or not self.alive, "work is waiting and nothing runs"
         self.compute(plan)
         for item in plan:
             assert self.scheduler.commit(item)
         self.take([item for item in plan if item.samples])
 
-    def plan(self) -> Plan:
-        plan = self.scheduler.plan()
+    def guess(self, sequence: Sequence, ahead: int, right: int) -> list[int]:
+        tokens = list(sequence.tokens)
+        for index in range(ahead):
+            tokens.append(next_token(tokens) if index < right else 9)
+        return tokens[len(sequence.tokens) :]
+
+    def plan(self, drafts: Mapping[str, Tokens] = NO_DRAFTS) -> Plan:
+        plan = self.scheduler.plan(drafts)
         assert plan.tokens <= self.budget
         assert len(self.scheduler.running) <= self.max_seqs
         check_plan(plan, self.scheduler.running, self.page)
@@ -122,25 +131,32 @@ class Requests(RuleBasedStateMachine):
     def compute(self, plan: Plan) -> None:
         for item in plan:
             for position in range(item.start, item.stop):
-                self.cache[self.slot(item.sequence, position)] = self.past(item.sequence, position)
+                self.cache[self.slot(item.sequence, position)] = self.past(item, position)
         for item in plan:  # what attention would read is this request's own past, of its own tenant
             for position in range(item.stop):
-                assert self.cache[self.slot(item.sequence, position)] == self.past(item.sequence, position)
+                assert self.cache[self.slot(item.sequence, position)] == self.past(item, position)
 
     def slot(self, sequence: Sequence, position: int) -> tuple[int, int]:
         return sequence.pages[position // self.page], position % self.page
 
-    def past(self, sequence: Sequence, position: int) -> tuple[str, tuple[int, ...]]:
-        return sequence.request.cache_salt, tuple(sequence.tokens[: position + 1])
+    def past(self, item: Scheduled, position: int) -> tuple[str, tuple[int, ...]]:
+        tokens = (*item.sequence.tokens, *item.draft)
+        return item.sequence.request.cache_salt, tokens[: position + 1]
 
     def take(self, sampled: list[Scheduled]) -> None:
+        """Commit what the model says behind each request and, as long as the draft foresaw it, behind the draft."""
         for item in sampled:
-            sequence = item.sequence
-            sequence.tokens.append(next_token(sequence.tokens))
-            if sequence.output_length == self.outputs[sequence.request.id]:
-                self.end(sequence, FinishReason.LENGTH)
-            else:
+            sequence, accepted = item.sequence, 0
+            while True:
+                sequence.tokens.append(next_token(sequence.tokens))
+                if sequence.output_length == self.outputs[sequence.request.id]:
+                    self.end(sequence, FinishReason.LENGTH)
+                    break
                 self.responses.append(Response(sequence.request.id, (sequence.tokens[-1],)))
+                if item.draft[accepted : accepted + 1] != (sequence.tokens[-1],):
+                    self.scheduler.accept(item, accepted)
+                    break
+                accepted += 1
 
     def end(self, sequence: Sequence, reason: FinishReason) -> None:
         del self.alive[sequence.request.id]
