@@ -2,102 +2,63 @@
 
 from __future__ import annotations
 
-import itertools
-import logging
+import asyncio
 import threading
-import time
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from inference.config import EngineConfig
-from inference.engine import Engine
-from inference.grammar import GrammarCompiler
-from inference.memory.prefix import root_hash
-from inference.randomness import fresh_seed
-from inference.request import EngineStopped, FinishReason, QueueFull, Request, RequestRejected, Response
-from inference.runner import Runner
-from inference.sequence import Sequence
-from inference.speculation.draft_model import check_vocabulary
-from inference.stats import EngineStats, ModelInfo
-from inference.tokenizer import Tokenizer, load_tokenizer
+from inference.core.client import CoreClient, StartFailed
+from inference.core.messages import Start, TokenizerData
+from inference.core.process import CoreProcess, Handle
+from inference.request import EngineDown, EngineStopped, FinishReason, QueueFull, Request, RequestRejected, Response
+from inference.stats import EngineStats
 
-log = logging.getLogger(__name__)
-__all__ = ["EngineStopped", "Executor", "QueueFull"]
+if TYPE_CHECKING:
+    from inference.tokenizer import Tokenizer
+
+__all__ = ["EngineDown", "EngineStopped", "Executor", "QueueFull", "StartFailed"]
+
+T = TypeVar("T")
 
 
 class Executor:
-    """One model, running in a thread of its own. All methods are thread-safe.
+    """One model, running in a core of its own: a process, unless `launch` says otherwise. All methods are thread-safe.
 
-    Every request that `enqueue_request` accepts gets exactly one response with a finish reason.
+    Every request that `enqueue_request` accepts gets exactly one response with a finish reason, also when the core
+    crashes; it is then started anew.
     """
 
-    def __init__(self, config: EngineConfig, tokenizer: Tokenizer) -> None:
-        """Loads the model. Raises CheckpointError, UnsupportedModel, VocabularyMismatch for a draft model of another
-        vocabulary, or ValueError for a cache that is too small."""
-        if config.draft_model_path is not None:
-            check_vocabulary(tokenizer.vocabulary(), load_tokenizer(config.draft_model_path).vocabulary())
-        runner = Runner(config, tokenizer.vocab_size)
+    def __init__(self, config: EngineConfig, tokenizer: Tokenizer, launch: Callable[[], Handle] = CoreProcess) -> None:
+        """Starts the core and waits until it has loaded the model. Raises StartFailed."""
         self.config = config
         self.tokenizer = tokenizer
-        self.model_info = ModelInfo(
-            name=config.name,
-            architecture=runner.model.config.family,
-            vocab_size=min(tokenizer.vocab_size, runner.model.config.vocab_size),
-            max_model_len=runner.max_model_len,
-            dtype=str(runner.dtype).removeprefix("torch."),
-            device=str(runner.device),
-            parameters=runner.model.parameters,
-            page_size=config.page_size,
-            pages=runner.pages,
-        )
-        self._compiler = GrammarCompiler(tokenizer, runner.model.config.vocab_size)
-        self._engine = Engine(
-            config, runner, self._take_out, self.model_info.vocab_size, eos=set(tokenizer.eos_token_ids)
-        )
-        self._arrivals = itertools.count()
-        self._changed = threading.Condition()  # guards all below
-        self._inbox: deque[Callable[[], None]] = deque()
-        self._open: set[str] = set()  # accepted, last response not yet taken
-        self._unfinished: set[str] = set()
+        self._changed = threading.Condition()  # guards the three below
+        self._under_way: set[str] = set()  # accepted, last response not yet taken
         self._responses: dict[str, list[Response]] = defaultdict(list)
-        self._stopping = False  # no more requests
-        self._stopped = False  # the loop has ended
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._stopped = False
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="core client", daemon=True)
         self._thread.start()
-
-    # Callers
+        data = TokenizerData(tokenizer.json, tokenizer.vocab_size, tokenizer.eos_token_ids)
+        self._client = CoreClient(Start(config, data), launch)
+        try:
+            self._call(self._client.start())
+        except BaseException:
+            self._end_loop()
+            raise
+        self.model_info = self._client.model_info
 
     def enqueue_request(self, request: Request) -> str:
-        """Queue a request and return its id. Compiles its grammar in the caller's thread.
+        """Queue a request and return its id. Waits while a grammar that is new to the core is compiled.
 
-        Raises RequestRejected (QueueFull when only the queue is the reason), EngineStopped.
+        Raises RequestRejected (QueueFull when only the queue is the reason), EngineDown, EngineStopped.
         """
-        self._check(request)
-        matcher = self._compiler.matcher(request.grammar) if request.grammar else None
-        sequence = Sequence(
-            request=request,
-            arrival=next(self._arrivals),
-            enqueued_at=time.monotonic(),
-            root=root_hash(request.cache_salt, str(self.config.model_path), self.model_info.dtype),
-            matcher=matcher,
-            seed=fresh_seed() if request.sampling.seed is None else request.sampling.seed,
-        )
         with self._changed:
-            if self._stopping:
-                raise EngineStopped("the engine is shutting down")
-            if request.id in self._open:
-                raise RequestRejected(f"a request with id {request.id!r} is under way; ids must be unique")
-            if len(self._unfinished) >= self.config.max_waiting + self.config.max_num_seqs:
-                raise QueueFull(
-                    f"{len(self._unfinished)} requests are queued or running; the limit is "
-                    f"{self.config.max_waiting + self.config.max_num_seqs}. Try again later",
-                    retry_after=1.0,
-                )
-            self._open.add(request.id)
-            self._unfinished.add(request.id)
-            self._inbox.append(lambda: self._engine.add(sequence))
-            self._changed.notify_all()
+            if self._stopped:
+                raise EngineStopped("the engine has been shut down")
+        self._call(self._submit(request))
         return request.id
 
     def await_responses(self, request_id: str | None = None, timeout: float | None = None) -> list[Response]:
@@ -111,95 +72,58 @@ class Executor:
                 taken = [response for batch in self._responses.values() for response in batch]
                 self._responses.clear()
             else:
-                if request_id not in self._open:
+                if request_id not in self._under_way:
                     raise KeyError(f"no request {request_id!r} is under way")
                 self._changed.wait_for(lambda: request_id in self._responses or self._stopped, timeout)
                 taken = self._responses.pop(request_id, [])
-            self._open.difference_update(response.request_id for response in taken if response.finished)
+            self._under_way.difference_update(response.request_id for response in taken if response.finished)
             return taken
 
     def cancel_request(self, request_id: str, reason: FinishReason = FinishReason.CANCELLED) -> None:
-        """End a request at the next step. Unknown and finished ids are ignored: a cancel may cross the last token.
-
-        The front passes STOP when a stop string has been seen.
-        """
+        """End a request at the next step. Unknown and finished ids are ignored: a cancel may cross the last token."""
         with self._changed:
-            self._inbox.append(lambda: self._engine.end(request_id, reason))
-            self._changed.notify_all()
+            if not self._stopped:
+                self._loop.call_soon_threadsafe(self._client.cancel, request_id, reason)
 
     def stats(self) -> EngineStats:
-        """A snapshot; what still waits in the inbox counts as waiting."""
-        stats = self._engine.stats
-        with self._changed:
-            return replace(stats, waiting=max(stats.waiting, len(self._unfinished) - stats.running))
+        """A snapshot; what the core has not looked at yet counts as waiting."""
+        return self._client.stats()
 
     def shutdown(self, drain: bool = False, timeout: float | None = None) -> None:
         """Stop. With `drain`, requests under way are finished first (for at most `timeout` seconds); others end as
         cancelled. May be called twice."""
         with self._changed:
-            self._stopping = True
-            if drain:
-                self._changed.wait_for(lambda: not self._unfinished, timeout)
-            self._inbox.append(lambda: self._engine.end_all(FinishReason.CANCELLED, "the engine is shutting down"))
-            self._inbox.append(self._stop)
+            if self._stopped:
+                return
+        self._call(self._client.shutdown(drain, timeout))
+        with self._changed:
+            self._stopped = True
             self._changed.notify_all()
+        self._end_loop()
+
+    # In the client's loop
+
+    async def _submit(self, request: Request) -> None:
+        with self._changed:
+            if request.id in self._under_way:
+                raise RequestRejected(f"a request with id {request.id!r} is under way; ids must be unique")
+            self._under_way.add(request.id)
+        try:
+            await self._client.submit(request, self._take_out)
+        except BaseException:
+            with self._changed:
+                self._under_way.discard(request.id)
+            raise
+
+    def _take_out(self, response: Response) -> None:
+        with self._changed:
+            self._responses[response.request_id].append(response)
+            self._changed.notify_all()
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _end_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._engine.close()
-
-    # Checks
-
-    def _check(self, request: Request) -> None:
-        prompt, sampling = len(request.prompt_token_ids), request.sampling
-        limit = self.model_info.max_model_len
-        if prompt < 1:
-            raise RequestRejected("the prompt has no tokens; give at least one")
-        sampling.check(self.model_info.vocab_size)
-        if prompt + sampling.max_tokens > limit:
-            raise RequestRejected(
-                f"the prompt has {prompt} tokens and max_tokens is {sampling.max_tokens}, together "
-                f"{prompt + sampling.max_tokens}; the limit is {limit}. Shorten the prompt or lower max_tokens"
-            )
-        vocab = self.model_info.vocab_size
-        bad = next((t for t in request.prompt_token_ids if not 0 <= t < vocab), None)
-        if bad is not None:
-            raise RequestRejected(f"token id {bad} is outside the vocabulary of {vocab}")
-        if request.timeout_seconds is not None and not request.timeout_seconds > 0:
-            raise RequestRejected(f"timeout_seconds is {request.timeout_seconds:g}; it must be above 0")
-
-    # The engine's thread
-
-    def _stop(self) -> None:
-        self._stopped = True
-
-    def _work(self) -> Iterator[Callable[[], None]]:
-        """What callers have left in the inbox; waits for it when nothing else is to be done.
-
-        Taken one by one, so that one that fails does not lose those behind it.
-        """
-        with self._changed:
-            if self._engine.idle:
-                self._changed.wait_for(lambda: bool(self._inbox))
-        while self._inbox:
-            yield self._inbox.popleft()
-
-    def _take_out(self, responses: list[Response]) -> None:
-        with self._changed:
-            for response in responses:
-                self._responses[response.request_id].append(response)
-                if response.finished:
-                    self._unfinished.discard(response.request_id)
-            self._changed.notify_all()
-
-    def _run(self) -> None:
-        while not self._stopped:
-            try:
-                if self._engine.idle:
-                    self._engine.scheduler.check()
-                for action in self._work():
-                    action()
-                self._engine.step()
-            except Exception as error:  # the loop outlives its own mistakes; clients are told
-                log.exception("the engine's loop failed")
-                self._engine.fail(f"the engine's loop failed: {error}")
-        with self._changed:
-            self._changed.notify_all()
+        self._loop.close()

@@ -9,6 +9,8 @@ import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from inference.stats import ModelInfo
+
 
 class FinishReason(StrEnum):
     """Why a request ended. Each accepted request ends exactly once, with one of these."""
@@ -188,3 +190,30 @@ class QueueFull(RequestRejected):
 
 class EngineStopped(RuntimeError):
     """The executor has been shut down and takes no more requests."""
+
+
+class EngineDown(RuntimeError):
+    """The core has crashed and is being started anew; the message says why. `retry_after` is in seconds."""
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+def check(request: Request, model: ModelInfo) -> None:
+    """Raise RequestRejected for what can never run, the grammar aside."""
+    prompt, sampling = len(request.prompt_token_ids), request.sampling
+    limit, vocab = model.max_model_len, model.vocab_size
+    if prompt < 1:
+        raise RequestRejected("the prompt has no tokens; give at least one")
+    sampling.check(vocab)
+    if prompt + sampling.max_tokens > limit:
+        raise RequestRejected(
+            f"the prompt has {prompt} tokens and max_tokens is {sampling.max_tokens}, together "
+            f"{prompt + sampling.max_tokens}; the limit is {limit}. Shorten the prompt or lower max_tokens"
+        )
+    bad = next((token for token in request.prompt_token_ids if not 0 <= token < vocab), None)
+    if bad is not None:
+        raise RequestRejected(f"token id {bad} is outside the vocabulary of {vocab}")
+    if request.timeout_seconds is not None and not request.timeout_seconds > 0:
+        raise RequestRejected(f"timeout_seconds is {request.timeout_seconds:g}; it must be above 0")

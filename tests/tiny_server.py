@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Iterator
@@ -14,7 +15,10 @@ import openai
 import uvicorn
 
 from inference.config import EngineConfig
-from inference.executor import Executor
+from inference.core.client import CoreClient
+from inference.core.messages import Start, TokenizerData
+from inference.core.process import CoreProcess, CoreThread
+from inference.runner import Runner
 from inference.server.app import Front, FrontConfig
 from tests.tiny_models import byte_tokenizer
 
@@ -37,27 +41,40 @@ class LengthEmbedder:
 @dataclass(frozen=True)
 class Server:
     url: str
-    executor: Executor
+    core: CoreClient
 
     def client(self, **options: Any) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, **options)
 
 
+def load(start: Start) -> tuple[Runner, Any]:
+    return Runner(start.config), LengthEmbedder()
+
+
 @contextmanager
-def serve(folder: Path, config: FrontConfig | None = None, **engine: Any) -> Iterator[Server]:
+def serve(folder: Path, config: FrontConfig | None = None, *, process: bool = False, **engine: Any) -> Iterator[Server]:
+    """The front in a thread; its core in another, or with `process` (and then without an embedder) where it belongs."""
     tokenizer = replace(byte_tokenizer(), chat_template=TEMPLATE)
     settings = EngineConfig(folder, served_name=MODEL, device="cpu", dtype="float32", **engine)
-    executor = Executor(settings, tokenizer)
-    front = Front(executor, tokenizer, LengthEmbedder(), config or FrontConfig())  # type: ignore[arg-type]
-    server = uvicorn.Server(uvicorn.Config(front.app(), host="127.0.0.1", port=0, log_level="error"))
-    thread = threading.Thread(target=server.run, daemon=True)
+    data = TokenizerData(tokenizer.json, tokenizer.vocab_size, tokenizer.eos_token_ids)
+    start = Start(settings, data, embedder_name="lengths")
+    core = CoreClient(start, CoreProcess if process else lambda: CoreThread(load))
+    servers: list[uvicorn.Server] = []
+
+    async def run() -> None:
+        await core.start()
+        front = Front(core, tokenizer, config or FrontConfig()).app()
+        servers.append(uvicorn.Server(uvicorn.Config(front, host="127.0.0.1", port=0, log_level="error", backlog=2048)))
+        await servers[0].serve()
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
     thread.start()
-    while not server.started:
+    while not (servers and servers[0].started):
+        assert thread.is_alive(), "the server did not start"
         time.sleep(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
+    port = servers[0].servers[0].sockets[0].getsockname()[1]
     try:
-        yield Server(f"http://127.0.0.1:{port}", executor)
+        yield Server(f"http://127.0.0.1:{port}", core)
     finally:
-        server.should_exit = True
+        servers[0].should_exit = True
         thread.join()
-        executor.shutdown()

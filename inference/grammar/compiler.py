@@ -18,6 +18,7 @@ from inference.grammar.schema import LIMITS, Prepared, SchemaRefused, prepare
 from inference.request import GrammarKind, GrammarSpec, RequestRejected
 
 if TYPE_CHECKING:
+    from inference.core.messages import TokenizerData
     from inference.tokenizer import Tokenizer
 
 MAX_SOURCE_BYTES = 256 * 1024
@@ -35,7 +36,9 @@ class _Compiled:
 class GrammarCompiler:
     """Compiles and checks grammars for one tokenizer. Thread-safe; callers wait, so it is not for the loop's thread."""
 
-    def __init__(self, tokenizer: Tokenizer, head_size: int, *, seconds: float = COMPILE_SECONDS) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer | TokenizerData, head_size: int, *, seconds: float = COMPILE_SECONDS
+    ) -> None:
         """`head_size` is the number of logits; a head padded beyond the tokenizer's vocabulary is masked there.
         `seconds` is the deadline of one compilation."""
         self._tokenizer = llguidance.LLTokenizer(
@@ -49,6 +52,12 @@ class GrammarCompiler:
         # A grammar, or why there is none: a refusal is remembered too, so that asking again costs nothing.
         self._cache: OrderedDict[GrammarSpec, Future[_Compiled | str]] = OrderedDict()
         self._lock = threading.Lock()
+
+    def knows(self, spec: GrammarSpec) -> bool:
+        """Whether `matcher` will answer at once."""
+        with self._lock:
+            known = self._cache.get(spec)
+            return known is not None and known.done()
 
     def matcher(self, spec: GrammarSpec) -> Matcher:
         """A fresh matcher. Raises RequestRejected with the reason when there can be none, and for a strict `spec` of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import logging
 import sys
 from pathlib import Path
@@ -11,12 +12,10 @@ import uvicorn
 
 from inference.catalogue import CatalogueError, display_name, locate
 from inference.config import EngineConfig
-from inference.embedder import Embedder
-from inference.executor import Executor
-from inference.models.config import UnsupportedModel
-from inference.models.sources import CheckpointError
+from inference.core.client import CoreClient
+from inference.core.messages import Start, TokenizerData
 from inference.server.app import Front, FrontConfig
-from inference.tokenizer import TokenizerError, load_tokenizer
+from inference.tokenizer import Tokenizer, TokenizerError, load_tokenizer
 
 log = logging.getLogger("inference.server")
 DRAIN_SECONDS = 30
@@ -59,31 +58,35 @@ def main(arguments: list[str] | None = None) -> int:
         level=args.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
     try:
-        front, executor = build(args)
-    except (CheckpointError, UnsupportedModel, TokenizerError, CatalogueError, ValueError, OSError) as error:
+        return asyncio.run(_serve(args))
+    except (TokenizerError, CatalogueError, ValueError, OSError) as error:
         print(f"the engine can't start: {error}", file=sys.stderr)
         return 2
-    info = executor.model_info
+    except KeyboardInterrupt:
+        return 130
+
+
+async def _serve(args: argparse.Namespace) -> int:
+    """Until a signal. Raises what `build` and the start of the core raise."""
+    core, tokenizer, front_config = build(args)
+    await core.start()
+    info = core.model_info
     log.info("ready: %s, %s on %s, %d pages of %d tokens, at http://%s:%d", info.name, info.dtype, info.device,
              info.pages, info.page_size, args.host, args.port)  # fmt: skip
-    # uvicorn turns SIGTERM into: no new connections, wait for those under way, then return.
-    uvicorn.run(
-        front.app(), host=args.host, port=args.port, log_level="warning", access_log=False,
-        timeout_graceful_shutdown=DRAIN_SECONDS,
-    )  # fmt: skip
-    executor.shutdown(drain=True, timeout=1.0)
+    # uvicorn turns SIGTERM into: no new connections, wait for those under way, end the lifespan (and with it the core).
+    server = uvicorn.Server(uvicorn.Config(
+        Front(core, tokenizer, front_config).app(), host=args.host, port=args.port, log_level="warning",
+        access_log=False, timeout_graceful_shutdown=DRAIN_SECONDS,
+    ))  # fmt: skip
+    await server.serve()
     return 0
 
 
-def build(args: argparse.Namespace) -> tuple[Front, Executor]:
-    """Load everything that the flags name. Raises what the parts raise."""
+def build(args: argparse.Namespace) -> tuple[CoreClient, Tokenizer, FrontConfig]:
+    """Everything that the flags name, the core not yet started. Raises what the parts raise."""
     home = args.home.expanduser()
     model_path = locate(args.model, home)
     tokenizer = load_tokenizer(model_path)
-    embedder = None
-    if args.embedder:
-        embedder = Embedder(locate(args.embedder, home))
-        embedder.name = display_name(args.embedder)
     config = EngineConfig(
         model_path=model_path,
         served_name=args.served_name or display_name(args.model),
@@ -102,9 +105,14 @@ def build(args: argparse.Namespace) -> tuple[Front, Executor]:
         draft_model_path=locate(args.draft_model, home) if args.draft_model else None,
     )
     key = args.api_key_file.read_text().strip() if args.api_key_file else None
-    executor = Executor(config, tokenizer)
+    start = Start(
+        config,
+        TokenizerData(tokenizer.json, tokenizer.vocab_size, tokenizer.eos_token_ids),
+        embedder=locate(args.embedder, home) if args.embedder else None,
+        embedder_name=display_name(args.embedder) if args.embedder else "",
+    )
     front_config = FrontConfig(api_key=key, aliases=tuple(args.alias), request_timeout_seconds=args.request_timeout)
-    return Front(executor, tokenizer, embedder, front_config), executor
+    return CoreClient(start), tokenizer, front_config
 
 
 if __name__ == "__main__":

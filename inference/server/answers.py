@@ -62,7 +62,7 @@ async def answer(
     requests = _requests(context, asked, prompts, name)
     stops = asked.stops()
     runs = [
-        generate(context.bridge, context.tokenizer, request, stops, continues=shape.continues) for request in requests
+        generate(context.core, context.tokenizer, request, stops, continues=shape.continues) for request in requests
     ]
     head = {"id": name, "object": shape.object, "created": int(time.time()), "model": context.model_name}
     if asked.stream:
@@ -99,7 +99,7 @@ def _requests(context: Context, asked: Generation, prompts: list[list[int]], nam
 
 
 def _room(context: Context, prompt: list[int]) -> int:
-    longest = context.executor.model_info.max_model_len
+    longest = context.core.model_info.max_model_len
     if len(prompt) >= longest:
         raise ApiError(
             400,

@@ -1,8 +1,7 @@
-"""The HTTP front: OpenAI's endpoints over one executor and one embedder."""
+"""The HTTP front: OpenAI's endpoints over one core. Loads no torch."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
@@ -11,8 +10,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from inference.embedder import Embedder
-from inference.server.bridge import Bridge, ExecutorLike
+from inference.core.client import CoreClient, State
 from inference.server.chat import chat
 from inference.server.completions import complete
 from inference.server.context import Context, FrontConfig
@@ -27,20 +25,16 @@ __all__ = ["Front", "FrontConfig"]
 class Front:
     """Routes, and the life of what they share."""
 
-    def __init__(
-        self, executor: ExecutorLike, tokenizer: Tokenizer, embedder: Embedder | None, config: FrontConfig
-    ) -> None:
-        self.context = Context(executor, tokenizer, embedder, config, Bridge(executor), Metrics(executor))
+    def __init__(self, core: CoreClient, tokenizer: Tokenizer, config: FrontConfig) -> None:
+        """`core` has been started, in the event loop that serves."""
+        self.context = Context(core, tokenizer, config, Metrics(core))
 
     def app(self) -> Starlette:
-        bridge = self.context.bridge
-
         @contextlib.asynccontextmanager
         async def lifespan(_: Starlette) -> AsyncIterator[None]:
-            bridge.start()
             yield
             # Requests under way have been answered by now: the server drains before it ends the lifespan.
-            await asyncio.to_thread(bridge.close)
+            await self.context.core.shutdown()
 
         return Starlette(
             routes=[
@@ -58,9 +52,12 @@ class Front:
         )
 
     async def _health(self, _: HttpRequest) -> Response:
-        stats = self.context.executor.stats()
-        models = [entry["id"] for entry in self.context.models()]
-        return JSONResponse({"status": "ok", "models": models, "running": stats.running, "waiting": stats.waiting})
+        core = self.context.core
+        stats, models = core.stats(), [entry["id"] for entry in self.context.models()]
+        found = {"status": core.state, "models": models, "running": stats.running, "waiting": stats.waiting}
+        if core.state is State.UP:
+            return JSONResponse(found)
+        return JSONResponse(found | {"reason": core.why_down, "restarts": core.restarts}, status_code=503)
 
     async def _metrics(self, _: HttpRequest) -> Response:
         return Response(self.context.metrics.render(), media_type=CONTENT_TYPE)

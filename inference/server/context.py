@@ -8,8 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from inference.embedder import Embedder
-from inference.server.bridge import Bridge, ExecutorLike
+from inference.core.client import CoreClient
 from inference.server.errors import ApiError
 from inference.server.metrics import Metrics
 from inference.tokenizer import Tokenizer
@@ -30,26 +29,24 @@ class FrontConfig:
 
 @dataclass(frozen=True)
 class Context:
-    executor: ExecutorLike
+    core: CoreClient
     tokenizer: Tokenizer
-    embedder: Embedder | None
     config: FrontConfig
-    bridge: Bridge
     metrics: Metrics
     started: int = field(default_factory=lambda: int(time.time()))
 
     @property
     def model_name(self) -> str:
-        return self.executor.model_info.name
+        return self.core.model_info.name
 
     def models(self) -> list[dict[str, Any]]:
         """As `/v1/models` lists them."""
-        info = self.executor.model_info
+        info = self.core.model_info
         common = {"object": "model", "created": self.started, "owned_by": "quarry"}
         listed = [{"id": info.name, **common, "max_model_len": info.max_model_len, "kind": "generation"}]
-        if self.embedder:
-            own = {"kind": "embedding", "dimension": self.embedder.dimension}
-            listed.append({"id": self.embedder.name, **common, **own})
+        if embedder := self.core.embedder:
+            own = {"kind": "embedding", "dimension": embedder.dimension}
+            listed.append({"id": embedder.name, **common, **own})
         return listed
 
     def check_model(self, name: str) -> None:

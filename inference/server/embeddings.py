@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import struct
 import time
@@ -20,7 +19,7 @@ MAX_TEXTS = 2048
 
 async def embed(context: Context, http: HttpRequest) -> Response:
     asked = parse(EmbeddingRequest, await read_body(context, http))
-    embedder = context.embedder
+    embedder = context.core.embedder
     if embedder is None:
         raise ApiError(404, "this engine has no embedder; start it with --embedder", code="model_not_found")
     if asked.model != embedder.name:
@@ -32,7 +31,7 @@ async def embed(context: Context, http: HttpRequest) -> Response:
     if not texts or len(texts) > MAX_TEXTS:
         raise ApiError(400, f"{len(texts)} texts; give 1 to {MAX_TEXTS}", param="input")
     started = time.monotonic()
-    vectors, tokens = await asyncio.to_thread(embedder.embed, texts)
+    vectors, tokens = await context.core.embed(texts)
     packed = asked.encoding_format == "base64"
     data = [
         {"object": "embedding", "index": i, "embedding": _base64(vector) if packed else vector}

@@ -6,9 +6,9 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
+from inference.core.client import CoreClient
 from inference.detokenize import Detokenizer
 from inference.request import FinishReason, Request, Response, TokenLogprob, Usage
-from inference.server.bridge import Bridge
 from inference.server.errors import ApiError
 from inference.tokenizer import Tokenizer
 
@@ -107,18 +107,18 @@ def _aligned(response: Response) -> Iterator[tuple[int, TokenLogprob | None]]:
 
 
 async def generate(
-    bridge: Bridge, tokenizer: Tokenizer, request: Request, stops: tuple[str, ...], *, continues: bool = False
+    core: CoreClient, tokenizer: Tokenizer, request: Request, stops: tuple[str, ...], *, continues: bool = False
 ) -> AsyncGenerator[Delta, None]:
     """Run a request. Raises ApiError when the engine ended it with an error, a time-out or a cancellation."""
     text = TextOf(request, tokenizer, stops, continues=continues)
-    async with aclosing(bridge.generate(request)) as responses:
+    async with aclosing(core.generate(request)) as responses:
         async for response in responses:
             if response.finished:
                 _raise_if_failed(response)
             delta = text.take(response)
             if delta.finish_reason is not None and not response.finished:
                 # The engine is told; its own last word about this request is not waited for.
-                bridge.cancel(request.id, FinishReason.STOP)
+                core.cancel(request.id, FinishReason.STOP)
             yield delta
             if delta.finish_reason is not None:
                 return

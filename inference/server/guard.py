@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import logging
+import math
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
@@ -12,7 +13,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from inference.request import EngineStopped, QueueFull, RequestRejected
+from inference.core.client import EmbeddingFailed
+from inference.request import EngineDown, EngineStopped, QueueFull, RequestRejected
 from inference.server.context import Context
 from inference.server.errors import ApiError
 
@@ -62,6 +64,11 @@ def as_api_error(error: Exception) -> ApiError:
         return ApiError(429, str(error), kind="rate_limit_error", code="queue_full", headers={"Retry-After": seconds})
     if isinstance(error, RequestRejected):
         return ApiError(400, str(error), code="request_rejected")
+    if isinstance(error, EngineDown):
+        again = {"Retry-After": str(math.ceil(error.retry_after))}
+        return ApiError(503, str(error), kind="server_error", code="engine_down", headers=again)
+    if isinstance(error, EmbeddingFailed):
+        return ApiError(500, str(error), kind="server_error", code="engine_error")
     if isinstance(error, EngineStopped):
         return ApiError(503, str(error), kind="server_error", code="shutting_down", headers={"Retry-After": "1"})
     words = "the server failed at this request; its log says why, under the x-request-id of this answer"

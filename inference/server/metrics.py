@@ -8,20 +8,21 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from inference.core.client import CoreClient, State
 from inference.request import Usage
-from inference.server.bridge import ExecutorLike
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
 class _EngineCollector(Collector):
-    def __init__(self, executor: ExecutorLike) -> None:
-        self._executor = executor
+    def __init__(self, core: CoreClient) -> None:
+        self._core = core
 
     def collect(self) -> Iterable[Metric]:
-        stats = self._executor.stats()
+        stats = self._core.stats()
         gauges: dict[str, tuple[str, float]] = {
+            "up": ("Whether the core runs", self._core.state is State.UP),
             "requests_running": ("Requests in the batch", stats.running),
             "requests_waiting": ("Requests waiting for a place in the batch", stats.waiting),
             "pages_total": ("Pages of the KV cache", stats.pages_total),
@@ -30,6 +31,7 @@ class _EngineCollector(Collector):
             "pages_owned": ("Pages held by running requests", stats.pages_owned),
         }
         counters: dict[str, tuple[str, float]] = {
+            "restarts": ("Starts of a core after another had crashed", self._core.restarts),
             "steps": ("Steps of the engine's loop", stats.steps),
             "step_seconds": ("Seconds spent in steps", stats.step_seconds),
             "step_tokens": ("Tokens computed in steps", stats.step_tokens),
@@ -50,7 +52,7 @@ class _EngineCollector(Collector):
 class Metrics:
     """One registry per server, so that several can live in a process."""
 
-    def __init__(self, executor: ExecutorLike) -> None:
+    def __init__(self, core: CoreClient) -> None:
         self._registry = CollectorRegistry()
         self._requests = Counter(
             "quarry_http_requests", "Requests answered", ("endpoint", "outcome"), registry=self._registry
@@ -61,7 +63,7 @@ class Metrics:
         self._queue = Histogram(
             "quarry_queue_seconds", "From arrival to the first step", buckets=_SECONDS, registry=self._registry
         )
-        self._registry.register(_EngineCollector(executor))
+        self._registry.register(_EngineCollector(core))
 
     def answered(self, endpoint: str, outcome: str) -> None:
         """`outcome` is a finish reason, an HTTP status, or `disconnected`."""

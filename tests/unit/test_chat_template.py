@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from inference.chat_template import ChatTemplate, TemplateError, pick_template
 from inference.config import EngineConfig
+from inference.core.process import CoreThread
 from inference.executor import Executor
 from inference.request import FinishReason, Request, SamplingParams
 from inference.tokenizer import Tokenizer, load_tokenizer
@@ -191,7 +192,9 @@ def test_generation_ends_at_any_of_the_end_tokens(tmp_path: Path) -> None:
     assert ends[0] != ends[1]
     folder = write_tokenizer(save(model, tmp_path), byte_tokenizer().backend, generation_config={"eos_token_id": ends})
     tokenizer = load_tokenizer(folder)
-    executor = Executor(EngineConfig(folder, dtype="float32", num_threads=1, kv_cache_bytes=1 << 22), tokenizer)
+    executor = Executor(
+        EngineConfig(folder, dtype="float32", num_threads=1, kv_cache_bytes=1 << 22), tokenizer, CoreThread
+    )
     try:
         requests = [Request(str(i), text, SamplingParams(max_tokens=12)) for i, text in enumerate(texts)]
         results = generate(executor, *requests)

@@ -17,6 +17,8 @@ import torch
 from transformers import PreTrainedModel
 
 from inference.config import EngineConfig
+from inference.core.loop import Core
+from inference.core.process import CoreThread
 from inference.executor import EngineStopped, Executor, QueueFull
 from inference.request import (
     FinishReason,
@@ -52,13 +54,20 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[PreTrain
 @contextmanager
 def engine(path: Path, **changes: Any) -> Iterator[Executor]:
     settings: dict[str, Any] = {"dtype": "float32", "page_size": 8, "num_threads": 1, "max_num_batched_tokens": 64}
-    executor = Executor(EngineConfig(path, **{**settings, **changes}), byte_tokenizer())
+    executor = Executor(EngineConfig(path, **{**settings, **changes}), byte_tokenizer(), CoreThread)
     try:
         yield executor
         stats = executor.stats()
         assert stats.pages_free + stats.pages_cached == stats.pages_total, "pages leak"
     finally:
         executor.shutdown()
+
+
+def inside(executor: Executor) -> Core:
+    """Its core, which is a thread of ours: tests that break something in it need a way in."""
+    assert isinstance(executor._client.core, CoreThread)
+    assert executor._client.core.core is not None
+    return executor._client.core.core
 
 
 @pytest.fixture(scope="module")
@@ -366,7 +375,7 @@ def test_a_failing_step_fails_its_requests_and_the_loop_lives_on(
 ) -> None:
     model, path = models["llama"]
     with engine(path) as executor:
-        runner = executor._engine._runner
+        runner = inside(executor).engine._runner
         forward = runner.forward
 
         def fail_on_nine(plan: Any) -> Any:
@@ -387,7 +396,7 @@ def test_a_failing_loop_fails_all_and_lives_on(
 ) -> None:
     model, path = models["llama"]
     with engine(path, max_num_seqs=2) as executor:
-        scheduler = executor._engine.scheduler
+        scheduler = inside(executor).engine.scheduler
         plan, plans = scheduler.plan, 0
 
         def fail_at_the_third(drafts: Any) -> Any:
@@ -412,7 +421,8 @@ def test_a_grammar_that_fails_midway_fails_alone(shared: Executor, qwen2: PreTra
     spec = GrammarSpec(GrammarKind.REGEX, "[a-z]{1,50}")
     bad = Request("bad", (1, 2, 3), SamplingParams(max_tokens=30, temperature=1.0), spec)
     good = Request("good", (4, 5, 6), SamplingParams(max_tokens=10))
-    matcher = shared._compiler.matcher
+    compiler = inside(shared).compiler
+    matcher = compiler.matcher
     try:
 
         def poisoned(asked: GrammarSpec) -> Any:
@@ -420,10 +430,10 @@ def test_a_grammar_that_fails_midway_fails_alone(shared: Executor, qwen2: PreTra
             made.consume(byte_tokenizer().encode("A")[0])
             return made
 
-        shared._compiler.matcher = poisoned  # type: ignore[method-assign]
+        compiler.matcher = poisoned  # type: ignore[method-assign]
         (_, failed), (tokens, _) = generate(shared, bad, good)
     finally:
-        shared._compiler.matcher = matcher  # type: ignore[method-assign]
+        compiler.matcher = matcher  # type: ignore[method-assign]
     assert failed.finish_reason is FinishReason.ERROR
     assert "grammar" in str(failed.error)
     assert tokens == tuple(t for t in greedy(qwen2, (4, 5, 6), 10) if t != END)

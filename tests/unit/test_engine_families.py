@@ -9,6 +9,7 @@ import pytest
 from transformers import PreTrainedModel
 
 from inference.config import EngineConfig
+from inference.core.process import CoreThread
 from inference.executor import Executor
 from inference.models.hf_config import from_hf
 from inference.request import FinishReason, Request, SamplingParams
@@ -56,7 +57,7 @@ def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def run_twice(tiny: Tiny, settings: dict[str, Any]) -> tuple[list[list[tuple[int, ...]]], EngineStats]:
     """The texts' continuations, the second time from the prefix cache where there is one."""
     common = {"dtype": "float32", "page_size": PAGE_SIZE, "num_threads": 1, "max_num_batched_tokens": 64}
-    executor = Executor(EngineConfig(tiny.path, **{**common, **settings}), byte_tokenizer())
+    executor = Executor(EngineConfig(tiny.path, **{**common, **settings}), byte_tokenizer(), CoreThread)
     try:
         rounds = []
         for index in range(2):

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, normalizers, trainers
 
 from inference.config import EngineConfig
+from inference.core.process import CoreThread
 from inference.detokenize import Detokenizer
 from inference.executor import Executor
 from inference.request import FinishReason, GrammarKind, GrammarSpec, Request, SamplingParams
@@ -145,7 +146,9 @@ def test_json_is_enforced_through_such_a_tokenizer(tokenizer: Tokenizer, tmp_pat
         "additionalProperties": False,
     }
     path = save(make_model("gemma3", vocab_size=tokenizer.vocab_size + 7), tmp_path)
-    executor = Executor(EngineConfig(path, dtype="float32", num_threads=1, kv_cache_bytes=1 << 22), tokenizer)
+    executor = Executor(
+        EngineConfig(path, dtype="float32", num_threads=1, kv_cache_bytes=1 << 22), tokenizer, CoreThread
+    )
     spec = GrammarSpec(GrammarKind.JSON_SCHEMA, json.dumps(schema))
     prompts = [tuple(tokenizer.encode(text)) for text in CORPUS[:3]]
     try:

@@ -173,7 +173,7 @@ def test_min_and_max_tokens(client: Client) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_n_choices_of_one_prompt(server: Server, client: Client, stream: bool) -> None:
     text = f"{stream} {client._sync}: a prompt of several pages, which is computed once. {'So it is. ' * 20}"
-    before = server.executor.stats()
+    before = server.core.stats()
     options: dict[str, Any] = {"n": 4, "seed": 3, "temperature": 1.2}
     if stream:
         chunks = client.chat(text, stream=True, stream_options={"include_usage": True}, **options)
@@ -184,7 +184,7 @@ def test_n_choices_of_one_prompt(server: Server, client: Client, stream: bool) -
         texts, usage = {c.index: c.message.content for c in answer.choices}, answer.usage
     assert sorted(texts) == [0, 1, 2, 3]
     assert len(set(texts.values())) == 4
-    after = server.executor.stats()
+    after = server.core.stats()
     # The pages of the prompt are shared: each further choice computes less than a page of it.
     assert after.cached_tokens - before.cached_tokens >= 3 * (usage.prompt_tokens - 32)
     assert usage.prompt_tokens < 300

@@ -23,6 +23,7 @@ from transformers.generation.logits_process import (
 )
 
 from inference.config import EngineConfig
+from inference.core.process import CoreThread
 from inference.executor import Executor
 from inference.randomness import choice_seed, uniforms
 from inference.request import FinishReason, GrammarKind, GrammarSpec, Request, SamplingParams
@@ -346,7 +347,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def engine(path: Path, **changes: Any) -> Iterator[Executor]:
     options: dict[str, Any] = {"dtype": "float32", "page_size": 8, "num_threads": 1, "max_num_batched_tokens": 64}
-    executor = Executor(EngineConfig(path, **{**options, **changes}), byte_tokenizer())
+    executor = Executor(EngineConfig(path, **{**options, **changes}), byte_tokenizer(), CoreThread)
     try:
         yield executor
     finally:

@@ -253,10 +253,10 @@ def test_other_methods_and_what_went_wrong_inside(folder: Path, monkeypatch: pyt
         assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
         assert "does not answer GET" in wrong.json()["error"]["message"]
 
-        def broken(_: Any) -> None:
+        def broken(*_: Any) -> None:
             raise RuntimeError("secret detail")
 
-        monkeypatch.setattr(own.executor, "enqueue_request", broken)
+        monkeypatch.setattr(own.core, "submit", broken)
         failed = httpx.post(f"{own.url}/v1/completions", json={"model": MODEL, "prompt": "x"})
         assert failed.status_code == 500
         assert failed.json()["error"]["type"] == "server_error"
@@ -324,7 +324,7 @@ def test_a_client_that_goes_away_frees_its_place(server: Server) -> None:
         httpx.post(f"{server.url}/v1/completions", json=body | {"stream": False}, timeout=0.05)
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
-        stats = server.executor.stats()
+        stats = server.core.stats()
         if stats.running == stats.waiting == stats.pages_owned == 0:
             break
         time.sleep(0.02)
@@ -357,9 +357,9 @@ def test_many_streams_with_random_disconnects_each_get_exactly_one_end(server: S
     ends = asyncio.run(everyone())
     assert all(end == 1 for i, end in enumerate(ends) if i not in leaving)
     deadline = time.monotonic() + 20
-    while server.executor.stats().pages_owned and time.monotonic() < deadline:
+    while server.core.stats().pages_owned and time.monotonic() < deadline:
         time.sleep(0.02)
-    stats = server.executor.stats()
+    stats = server.core.stats()
     assert stats.pages_free + stats.pages_cached == stats.pages_total
 
 

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.config import EngineConfig
+from inference.core.process import CoreThread
 from inference.executor import Executor
 from inference.models.hf_config import from_hf
 from inference.request import FinishReason, GrammarKind, GrammarSpec, Request, SamplingParams
@@ -70,7 +71,7 @@ def requests(**changes: Any) -> list[Request]:
 def answers(
     engine: EngineConfig, work: list[Request]
 ) -> tuple[list[tuple[tuple[int, ...], FinishReason | None]], Executor]:
-    executor = Executor(engine, byte_tokenizer())
+    executor = Executor(engine, byte_tokenizer(), CoreThread)
     try:
         return [(tokens, last.finish_reason) for tokens, last in generate(executor, *work)], executor
     finally:
@@ -144,7 +145,7 @@ def test_a_draft_model_keeps_to_pages_that_others_left(checkpoint: Path) -> None
 
 
 def test_usage_counts_accepted_drafts(checkpoint: Path) -> None:
-    executor = Executor(config(checkpoint), byte_tokenizer())
+    executor = Executor(config(checkpoint), byte_tokenizer(), CoreThread)
     try:
         ((tokens, last),) = generate(executor, Request("a", (5, 6, 7), SamplingParams(max_tokens=120), GRAMMAR))
         assert last.finish_reason is FinishReason.STOP

@@ -1,0 +1,6 @@
+"""The engine's core, in a process of its own, and the end of it that others hold.
+
+    front or Executor ── client.py ──▶ frames of messages.py over a socket ──▶ loop.py around inference.engine (torch)
+                                                                               process.py starts and ends it
+
+The core never waits for its client. `messages`, `client` and `process` import no torch."""

@@ -1,0 +1,386 @@
+"""The other end of a core, in an event loop: hands requests in, passes responses on, starts a crashed core anew.
+
+    starting ──Ready──▶ up ──end of the stream──▶ down ──pause over──▶ starting …
+                         └──shutdown──▶ stopped
+
+Every request that `submit` accepts gets exactly one response with a finish reason, from the core or, when the core is
+gone, from here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from array import array
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from inference.core.messages import (
+    Accepted,
+    Cancel,
+    Embed,
+    Embedded,
+    EmbedderInfo,
+    Failed,
+    Frames,
+    FromCore,
+    Progress,
+    Ready,
+    Rejected,
+    Start,
+    Stop,
+    Submit,
+    ToCore,
+    frame,
+    from_core,
+)
+from inference.core.process import CoreProcess, Handle
+from inference.request import (
+    EngineDown,
+    EngineStopped,
+    FinishReason,
+    GrammarSpec,
+    QueueFull,
+    Request,
+    RequestRejected,
+    Response,
+    check,
+)
+from inference.stats import EngineStats, ModelInfo
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_SECONDS = 0.5
+LONGEST_PAUSE_SECONDS = 30.0
+RAN_WELL_SECONDS = 60.0  # a crash after that counts as the first again
+STOP_SECONDS = 15.0  # for a core to say its last words, a step under way included
+KNOWN_GRAMMARS = 1024
+
+Sink = Callable[[Response], None]
+
+
+class StartFailed(ValueError):
+    """The core could not load what the configuration names. The message says what and why."""
+
+
+class State(StrEnum):
+    """In what state the core is, as `/health` tells it."""
+
+    STARTING = "starting"
+    UP = "ok"
+    DOWN = "down"
+    STOPPED = "stopped"
+
+
+@dataclass
+class _Open:
+    sink: Sink
+    verdict: asyncio.Future[None] | None  # whether the core takes the request's grammar
+
+
+class CoreClient:
+    """One core. Everything happens in the event loop that `start` was called in; nothing here is thread-safe."""
+
+    def __init__(self, start: Start, launch: Callable[[], Handle] = CoreProcess) -> None:
+        self.config = start.config
+        self.state = State.STARTING
+        self.restarts = 0
+        self.core: Handle | None = None
+        self._start_message = start
+        self._launch = launch
+        self._ready: Ready | None = None
+        self._open: dict[str, _Open] = {}
+        self._embeddings: dict[int, asyncio.Future[Embedded]] = {}
+        self._numbers = iter(range(1 << 62))
+        self._stats = EngineStats()
+        self._grammars: OrderedDict[GrammarSpec, None] = OrderedDict()  # known to compile
+        self._why_down = ""
+        self._next_start = 0.0
+        self._stopping = False
+        self._none_open = asyncio.Event()
+        self._none_open.set()
+        self._transport: asyncio.Transport | None = None
+        self._keeper: asyncio.Task[None] | None = None
+
+    # Life
+
+    async def start(self) -> None:
+        """Start the core and wait until it has loaded its models. Raises StartFailed."""
+        ended = await self._start_core()
+        self._keeper = asyncio.create_task(self._keep(ended))
+
+    async def shutdown(self, drain: bool = False, timeout: float | None = None) -> None:
+        """End the core. With `drain`, requests under way are finished first, for at most `timeout` seconds; others end
+        as cancelled. May be called twice."""
+        self._stopping = True
+        if drain and self.state is State.UP:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._none_open.wait(), timeout)
+        if self._keeper is None:
+            return
+        if self.state is State.UP:
+            self._send(Stop())
+            await asyncio.wait([self._keeper], timeout=STOP_SECONDS)
+        self._keeper.cancel()
+        await asyncio.wait([self._keeper])
+        if self._transport is not None:
+            self._transport.abort()
+        self._end_open(FinishReason.CANCELLED, "the engine is shutting down")
+        self.state = State.STOPPED
+        if self.core is not None:
+            await asyncio.to_thread(self.core.end)
+
+    async def _start_core(self) -> asyncio.Future[None]:
+        """-> done when this core's stream has ended. Raises StartFailed."""
+        self.state = State.STARTING
+        loop = asyncio.get_running_loop()
+        ready: asyncio.Future[Ready] = loop.create_future()
+        self.core = self._launch()
+        self.core.connection.setblocking(False)
+        stream = _Stream(self._take, ready)
+        # A connected pair of sockets is what asyncio calls an accepted one.
+        self._transport, _ = await loop.connect_accepted_socket(lambda: stream, self.core.connection)
+        self._send(self._start_message)
+        try:
+            self._ready = await ready
+        except StartFailed:
+            self._transport.abort()
+            await asyncio.to_thread(self.core.end)
+            raise
+        except ConnectionResetError:
+            raise StartFailed(f"the engine's core {await asyncio.to_thread(self.core.end)} while it started") from None
+        except asyncio.CancelledError:
+            self._transport.abort()
+            raise
+        self.state = State.UP
+        return stream.ended
+
+    async def _keep(self, ended: asyncio.Future[None]) -> None:
+        """Start a core for each that crashes."""
+        crashes = 0
+        while True:
+            up_at = time.monotonic()
+            await ended
+            self.state = State.DOWN
+            assert self.core is not None
+            if self._stopping:
+                return
+            self._why_down = f"the engine's core {await asyncio.to_thread(self.core.end)}"
+            log.error("%s; %d requests are lost", self._why_down, len(self._open))
+            self._stats = EngineStats()
+            self._end_open(FinishReason.ERROR, f"{self._why_down}; it is being started anew")
+            crashes = 1 if time.monotonic() - up_at > RAN_WELL_SECONDS else crashes + 1
+            while True:
+                seconds = pause(crashes)
+                self._next_start = time.monotonic() + seconds
+                await asyncio.sleep(seconds)
+                self.restarts += 1
+                try:
+                    ended = await self._start_core()
+                    break
+                except (StartFailed, OSError) as error:
+                    self.state, self._why_down, crashes = State.DOWN, str(error), crashes + 1
+                    log.error("the core can't be started anew: %s", error)
+            log.info("the core runs again")
+
+    # Requests
+
+    @property
+    def model_info(self) -> ModelInfo:
+        assert self._ready is not None, "not started"
+        return self._ready.model
+
+    @property
+    def embedder(self) -> EmbedderInfo | None:
+        return self._ready.embedder if self._ready else None
+
+    @property
+    def why_down(self) -> str:
+        """Why there is no core just now, in words; empty when there is one."""
+        return "" if self.state is State.UP else self._why_down
+
+    async def submit(self, request: Request, sink: Sink) -> None:
+        """Hand in a request; `sink` gets its responses. Waits for the core only where a grammar is new to it.
+
+        Raises RequestRejected (QueueFull when only the queue is the reason), EngineDown, EngineStopped. Whoever stops
+        waiting here must cancel the request.
+        """
+        self._check_up()
+        check(request, self.model_info)
+        if request.id in self._open:
+            raise RequestRejected(f"a request with id {request.id!r} is under way; ids must be unique")
+        limit = self.config.max_waiting + self.config.max_num_seqs
+        if len(self._open) >= limit:
+            raise QueueFull(
+                f"{len(self._open)} requests are queued or running; the limit is {limit}. Try again later",
+                retry_after=1.0,
+            )
+        try:
+            data = frame(Submit(request))
+        except UnicodeEncodeError as error:
+            raise RequestRejected(f"a text of the request is no Unicode: {error}") from error
+        new = request.grammar is not None and request.grammar not in self._grammars
+        verdict = asyncio.get_running_loop().create_future() if new else None
+        self._open[request.id] = _Open(sink, verdict)
+        self._none_open.clear()
+        self._write(data)
+        if verdict is not None:
+            await verdict
+            assert request.grammar is not None
+            self._grammars[request.grammar] = None
+            if len(self._grammars) > KNOWN_GRAMMARS:
+                self._grammars.popitem(last=False)
+
+    async def generate(self, request: Request) -> AsyncGenerator[Response, None]:
+        """Responses of one request, to the last. Leaving early (a client that went away) cancels it.
+
+        Raises what `submit` raises.
+        """
+        queue: asyncio.Queue[Response] = asyncio.Queue()
+        finished = False
+        mine = request.id not in self._open
+        try:
+            await self.submit(request, queue.put_nowait)
+            while not finished:
+                response = await queue.get()
+                finished = response.finished
+                yield response
+        finally:
+            if not finished and mine:
+                self.cancel(request.id)
+
+    def cancel(self, request_id: str, reason: FinishReason = FinishReason.CANCELLED) -> None:
+        """End a request at the next step. Unknown and finished ids are ignored: a cancel may cross the last token."""
+        if request_id in self._open and self.state is State.UP:
+            self._send(Cancel(request_id, reason))
+
+    async def embed(self, texts: list[str]) -> tuple[list[list[float]], int]:
+        """One vector for each text, in order, and the tokens read.
+
+        Raises EngineDown, EngineStopped, EmbeddingFailed."""
+        self._check_up()
+        assert self.embedder is not None, "the core has no embedder"
+        number = next(self._numbers)
+        answer: asyncio.Future[Embedded] = asyncio.get_running_loop().create_future()
+        try:
+            data = frame(Embed(number, texts))
+        except UnicodeEncodeError as error:
+            raise RequestRejected(f"a text is no Unicode: {error}") from error
+        self._embeddings[number] = answer
+        try:
+            self._write(data)
+            got = await answer
+        finally:
+            del self._embeddings[number]
+        if got.error is not None:
+            raise EmbeddingFailed(got.error)
+        values, width = array("f", got.vectors).tolist(), self.embedder.dimension
+        return [values[start : start + width] for start in range(0, len(values), width)], got.tokens
+
+    def stats(self) -> EngineStats:
+        """The core's last figures; what it has not looked at yet counts as waiting."""
+        return replace(self._stats, waiting=max(self._stats.waiting, len(self._open) - self._stats.running))
+
+    def _check_up(self) -> None:
+        if self._stopping:
+            raise EngineStopped("the engine is shutting down")
+        if self.state is not State.UP:
+            seconds = math.ceil(max(1.0, self._next_start - time.monotonic() + 1.0))
+            raise EngineDown(f"{self._why_down}; it is being started anew", retry_after=seconds)
+
+    # The stream
+
+    def _send(self, message: ToCore) -> None:
+        self._write(frame(message))
+
+    def _write(self, data: bytes) -> None:
+        assert self._transport is not None
+        self._transport.write(data)
+
+    def _take(self, message: FromCore) -> None:
+        match message:
+            case Progress(responses, stats):
+                self._stats = stats
+                for response in responses:
+                    self._pass_on(response)
+            case Accepted(request_id):
+                self._decide(request_id, None)
+            case Rejected(request_id, error):
+                self._decide(request_id, RequestRejected(error))
+                self._close(request_id)
+            case Embedded(number):
+                answer = self._embeddings.get(number)
+                if answer is not None and not answer.done():
+                    answer.set_result(message)
+            case Ready() | Failed():
+                log.warning("a core that runs already says %s", type(message).__name__)
+
+    def _pass_on(self, response: Response) -> None:
+        entry = self._open.get(response.request_id)
+        if entry is None:
+            return
+        if response.finished:
+            self._decide(response.request_id, None)
+            self._close(response.request_id)
+        entry.sink(response)
+
+    def _decide(self, request_id: str, refusal: RequestRejected | None) -> None:
+        entry = self._open.get(request_id)
+        if entry is None or entry.verdict is None or entry.verdict.done():
+            return
+        if refusal is None:
+            entry.verdict.set_result(None)
+        else:
+            entry.verdict.set_exception(refusal)
+
+    def _close(self, request_id: str) -> None:
+        self._open.pop(request_id, None)
+        if not self._open:
+            self._none_open.set()
+
+    def _end_open(self, reason: FinishReason, words: str) -> None:
+        for request_id in list(self._open):
+            self._pass_on(Response(request_id, finish_reason=reason, error=words))
+        for answer in self._embeddings.values():
+            if not answer.done():
+                answer.set_exception(EngineDown(words, retry_after=1.0))
+
+
+class EmbeddingFailed(RuntimeError):
+    """The core could not embed the texts; its words."""
+
+
+def pause(crashes: int) -> float:
+    """Seconds before the next start, after so many crashes in a row."""
+    return min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** (min(crashes, 32) - 1))
+
+
+class _Stream(asyncio.Protocol):
+    """One core's frames. The first is `ready`'s."""
+
+    def __init__(self, take: Callable[[FromCore], None], ready: asyncio.Future[Ready]) -> None:
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._take = take
+        self._ready = ready
+        self._frames = Frames()
+
+    def data_received(self, data: bytes) -> None:
+        for content in self._frames.push(data):
+            message = from_core.decode(content)
+            if self._ready.done():
+                self._take(message)
+            elif isinstance(message, Ready):
+                self._ready.set_result(message)
+            elif isinstance(message, Failed):
+                self._ready.set_exception(StartFailed(message.error))
+
+    def connection_lost(self, _: Exception | None) -> None:
+        if not self._ready.done():
+            self._ready.set_exception(ConnectionResetError())
+        if not self.ended.done():
+            self.ended.set_result(None)

@@ -1,0 +1,178 @@
+"""A core in a process of its own: what its end, or its client's, does to the other."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from inference.config import EngineConfig
+from inference.core import client as client_module
+from inference.core.client import CoreClient, StartFailed, State, pause
+from inference.core.messages import Frames, Start, Submit, TokenizerData, frame, to_core
+from inference.core.process import CoreProcess
+from inference.executor import EngineDown, Executor
+from inference.request import FinishReason, GrammarKind, GrammarSpec, Request, Response, SamplingParams
+from tests.tiny_models import byte_tokenizer, collect, generate, make_model, save_with_tokenizer
+
+ROOT = Path(__file__).parents[2]
+ENDLESS = SamplingParams(max_tokens=400, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_with_tokenizer(make_model("qwen2"), tmp_path_factory.mktemp("model"))
+
+
+def tiny(path: Path) -> EngineConfig:
+    return EngineConfig(path, dtype="float32", num_threads=1)
+
+
+@pytest.fixture
+def executor(checkpoint: Path) -> Iterator[Executor]:
+    made = Executor(tiny(checkpoint), byte_tokenizer())
+    try:
+        yield made
+    finally:
+        made.shutdown()
+
+
+def pid_of(executor: Executor) -> int:
+    core = executor._client.core
+    assert isinstance(core, CoreProcess)
+    return core.pid
+
+
+def gone(pid: int, seconds: float = 20.0) -> bool:
+    stop = time.monotonic() + seconds
+    while time.monotonic() < stop:
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_a_killed_core_fails_its_requests_with_a_reason_and_is_started_anew(executor: Executor) -> None:
+    before = generate(executor, Request("before", (1, 2, 3), SamplingParams(max_tokens=5, ignore_eos=True)))
+    first = pid_of(executor)
+    for index in range(3):
+        executor.enqueue_request(Request(str(index), (index, 7), ENDLESS))
+    assert executor.await_responses("0")
+    os.kill(first, signal.SIGKILL)
+    for responses in collect(executor, ["0", "1", "2"]).values():
+        assert responses[-1].finish_reason is FinishReason.ERROR
+        assert "was ended by SIGKILL; it is being started anew" in str(responses[-1].error)
+        assert sum(response.finished for response in responses) == 1
+    stop = time.monotonic() + 60
+    while True:
+        try:
+            after = generate(executor, Request("after", (1, 2, 3), SamplingParams(max_tokens=5, ignore_eos=True)))
+            break
+        except EngineDown as error:
+            if error.retry_after < 1 or time.monotonic() > stop:
+                raise
+            time.sleep(0.1)
+    assert pid_of(executor) != first
+    assert after[0][0] == before[0][0]
+    assert executor._client.restarts == 1
+
+
+def test_a_core_ends_when_its_client_is_killed(checkpoint: Path) -> None:
+    """Also in the middle of a step, and without a word."""
+    script = f"""
+import sys, time
+from pathlib import Path
+from inference.config import EngineConfig
+from inference.executor import Executor
+from inference.request import Request, SamplingParams
+from inference.tokenizer import load_tokenizer
+path = Path({str(checkpoint)!r})
+executor = Executor(EngineConfig(path, dtype="float32", num_threads=1), load_tokenizer(path))
+executor.enqueue_request(Request("a", (1, 2), SamplingParams(max_tokens=500, ignore_eos=True)))
+print(executor._client.core.pid, flush=True)
+time.sleep(600)
+"""
+    with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert psutil.pid_exists(pid)
+        parent.kill()
+    assert gone(pid)
+
+
+def test_no_core_is_left_behind_by_a_shutdown(checkpoint: Path) -> None:
+    made = Executor(tiny(checkpoint), byte_tokenizer())
+    made.enqueue_request(Request("a", (1, 2), ENDLESS))
+    pid = pid_of(made)
+    made.shutdown()
+    assert gone(pid)
+    (last,) = [response for response in made.await_responses("a") if response.finished]
+    assert last.finish_reason is FinishReason.CANCELLED
+
+
+def test_a_core_that_cannot_load_says_why(tmp_path: Path) -> None:
+    with pytest.raises(StartFailed, match=re.escape(str(tmp_path))):
+        Executor(EngineConfig(tmp_path), byte_tokenizer())
+
+
+def test_what_is_refused_or_given_up_leaves_nothing_open(checkpoint: Path) -> None:
+
+    tokenizer = byte_tokenizer()
+
+    async def scenario() -> None:
+        core = CoreClient(
+            Start(tiny(checkpoint), TokenizerData(tokenizer.json, tokenizer.vocab_size, tokenizer.eos_token_ids))
+        )
+        await core.start()
+        try:
+            assert core.state is State.UP
+            bad = Request("bad", (1,), SamplingParams(max_tokens=3), GrammarSpec(GrammarKind.REGEX, "([a"))
+            with pytest.raises(client_module.RequestRejected, match=r"grammar|regex|pattern"):
+                await core.submit(bad, lambda _: None)
+            stream = core.generate(Request("left", (1, 2), ENDLESS))
+            assert isinstance(await anext(stream), Response)
+            await stream.aclose()
+            stats = core.stats()
+            for _ in range(200):
+                stats = core.stats()
+                if not core._open and stats.pages_owned == 0:
+                    break
+                await asyncio.sleep(0.05)
+            assert stats.pages_free + stats.pages_cached == stats.pages_total
+        finally:
+            await core.shutdown()
+        assert core.state is State.STOPPED
+
+    asyncio.run(scenario())
+
+
+def test_the_front_loads_no_torch() -> None:
+    script = "import sys\nimport inference.server.__main__, inference.executor\nassert 'torch' not in sys.modules"
+    run = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+
+
+def test_frames_may_come_in_any_pieces() -> None:
+    messages = [Submit(Request(str(n), tuple(range(n)), SamplingParams(seed=n))) for n in range(20)]
+    stream = b"".join(map(frame, messages))
+    for size in (1, 7, 64, len(stream)):
+        frames, got = Frames(), []
+        for at in range(0, len(stream), size):
+            got += [to_core.decode(content) for content in frames.push(stream[at : at + size])]
+        assert got == messages
+
+
+def test_pauses_grow_to_a_limit() -> None:
+    pauses = [pause(crashes) for crashes in range(1, 12)]
+    assert pauses == sorted(pauses)
+    assert pauses[0] == client_module.FIRST_PAUSE_SECONDS
+    assert pauses[-1] == client_module.LONGEST_PAUSE_SECONDS
