@@ -40,6 +40,7 @@ from inference.core.messages import (
     from_core,
 )
 from inference.core.process import CoreProcess, Handle
+from inference.pace import Pace
 from inference.request import (
     EngineDown,
     EngineStopped,
@@ -99,6 +100,7 @@ class CoreClient:
         self._numbers = iter(range(1 << 62))
         self._stats = EngineStats()
         self._grammars: OrderedDict[GrammarSpec, None] = OrderedDict()  # known to compile
+        self._pace = Pace()
         self._why_down = ""
         self._next_start = 0.0
         self._stopping = False
@@ -218,7 +220,7 @@ class CoreClient:
         if len(self._open) >= limit:
             raise QueueFull(
                 f"{len(self._open)} requests are queued or running; the limit is {limit}. Try again later",
-                retry_after=1.0,
+                retry_after=self._pace.refuse(time.monotonic()),
             )
         try:
             data = frame(Submit(request))
@@ -339,7 +341,8 @@ class CoreClient:
             entry.verdict.set_exception(refusal)
 
     def _close(self, request_id: str) -> None:
-        self._open.pop(request_id, None)
+        if self._open.pop(request_id, None) is not None:
+            self._pace.ended(time.monotonic())
         if not self._open:
             self._none_open.set()
 

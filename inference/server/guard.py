@@ -60,7 +60,7 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, QueueFull):
-        seconds = str(max(1, round(error.retry_after)))
+        seconds = str(max(1, math.ceil(error.retry_after)))
         return ApiError(429, str(error), kind="rate_limit_error", code="queue_full", headers={"Retry-After": seconds})
     if isinstance(error, RequestRejected):
         return ApiError(400, str(error), code="request_rejected")

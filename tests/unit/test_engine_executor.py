@@ -355,12 +355,15 @@ def test_cancelled_and_timed_out_requests_end_once_and_harm_none(
 
 def test_a_full_queue_refuses_and_recovers(models: dict[str, tuple[PreTrainedModel, Path]]) -> None:
     with engine(models["llama"][1], max_num_seqs=1, max_waiting=2) as executor:
+        generate(executor, Request("before", (1,), SamplingParams(max_tokens=1)))  # from here on there is a rate
         endless = SamplingParams(max_tokens=500, ignore_eos=True)
         for index in range(3):
             executor.enqueue_request(Request(str(index), (1,), endless))
         with pytest.raises(QueueFull, match="limit is 3") as refused:
             executor.enqueue_request(Request("3", (1,), endless))
-        assert refused.value.retry_after > 0
+        with pytest.raises(QueueFull) as refused_too:
+            executor.enqueue_request(Request("4", (1,), endless))
+        assert 0 < refused.value.retry_after < refused_too.value.retry_after, "each is told a later time"
         for index in range(3):
             executor.cancel_request(str(index))
         collect(executor, ["0", "1", "2"])
