@@ -35,6 +35,26 @@ def engine(
 
 
 @app.command()
+def dispatch(
+    model: Annotated[str | None, typer.Option(help="A name, a .gguf file or a folder; default: QUARRY_MODEL.")] = None,
+    requests: Annotated[int, typer.Option(min=100, help="How many, one after the other.")] = 1000,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """What the way through front, core and back costs without the model, beside a bare echo.
+
+    Example: quarry bench dispatch --model smollm2-135m-instruct
+    """
+    from bench.dispatch import run
+    from cli.service import pull_model
+    from inference.catalogue import locate
+    from pipeline.settings import get_settings
+
+    settings = get_settings()
+    name = pull_model(model or settings.model, settings, err())
+    run(locate(name, settings.home), requests=requests, as_json=as_json)
+
+
+@app.command()
 def speculation(
     folder: Annotated[list[str], typer.Argument(help="Pages: files, folders, globs.")],
     schema: Annotated[Path, typer.Option(help="A file with a JSON Schema.", exists=True, dir_okay=False)],

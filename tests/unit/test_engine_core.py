@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from bench.dispatch import run as run_dispatch
 from inference.config import EngineConfig
 from inference.core import client as client_module
 from inference.core.client import CoreClient, StartFailed, State, pause
@@ -91,6 +93,7 @@ def test_a_core_ends_when_its_client_is_killed(checkpoint: Path) -> None:
     script = f"""
 import sys, time
 from pathlib import Path
+from bench.dispatch import run as run_dispatch
 from inference.config import EngineConfig
 from inference.executor import Executor
 from inference.request import Request, SamplingParams
@@ -176,3 +179,11 @@ def test_pauses_grow_to_a_limit() -> None:
     assert pauses == sorted(pauses)
     assert pauses[0] == client_module.FIRST_PAUSE_SECONDS
     assert pauses[-1] == client_module.LONGEST_PAUSE_SECONDS
+
+
+def test_the_dispatch_bench_measures_the_way_and_an_echo(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dispatch(checkpoint, requests=100, as_json=True)
+    printed = json.loads(capsys.readouterr().out)
+    way, echo = printed["results"]
+    assert 0 < way["median_ms"] <= way["p99_ms"]
+    assert 0 < echo["median_ms"] <= echo["p99_ms"]
