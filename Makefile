@@ -8,7 +8,7 @@ PYTHON := $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 endif
 
-.PHONY: help setup demo up down test test-gpu bench-gpu lint clean
+.PHONY: help setup demo up down test soak test-gpu bench-gpu lint clean
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
@@ -43,6 +43,10 @@ test-gpu: setup  ## the properties of the Triton kernels, on an NVIDIA GPU
 
 bench-gpu: setup  ## the Triton kernels beside their ceilings and rivals, on an NVIDIA GPU
 	$(BIN)/python -m bench.kernels
+
+SOAK ?= 60
+soak: setup  ## SOAK minutes (60) of random traffic on the engine; memory and pages must stay flat
+	$(BIN)/python -m tests.soak $(SOAK)
 
 lint: setup  ## ruff and mypy
 	$(BIN)/ruff check .
