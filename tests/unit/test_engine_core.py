@@ -7,12 +7,14 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
@@ -20,11 +22,23 @@ from bench.dispatch import run as run_dispatch
 from inference.config import EngineConfig
 from inference.core import client as client_module
 from inference.core.client import CoreClient, StartFailed, State, pause
-from inference.core.messages import Frames, Start, Submit, TokenizerData, frame, to_core
+from inference.core.messages import (
+    Embedded,
+    Frames,
+    Progress,
+    Start,
+    Submit,
+    TokenizerData,
+    frame,
+    from_core,
+    to_core,
+)
+from inference.core.outbox import Outbox
 from inference.core.process import CoreProcess
 from inference.executor import EngineDown, Executor
 from inference.request import FinishReason, GrammarKind, GrammarSpec, Request, Response, SamplingParams
 from tests.tiny_models import byte_tokenizer, collect, generate, make_model, save_with_tokenizer
+from tests.tiny_server import MODEL, serve
 
 ROOT = Path(__file__).parents[2]
 ENDLESS = SamplingParams(max_tokens=400, ignore_eos=True)
@@ -179,6 +193,59 @@ def test_pauses_grow_to_a_limit() -> None:
     assert pauses == sorted(pauses)
     assert pauses[0] == client_module.FIRST_PAUSE_SECONDS
     assert pauses[-1] == client_module.LONGEST_PAUSE_SECONDS
+
+
+def test_what_a_slow_client_leaves_is_merged_and_bounded() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        outbox = Outbox(ours, limit=1000)
+        filler = Embedded(1, vectors=bytes(1 << 22))  # more than the socket holds
+        outbox.say(filler)
+        outbox.flush()
+        for token in range(300):
+            for name in ("a", "b", "c"):
+                outbox.put([Response(name, (token,))])
+            outbox.flush()
+        assert outbox.overdue() == []
+        outbox.put([Response("c", finish_reason=FinishReason.LENGTH), Response("d", tuple(range(200)))])
+        assert outbox.overdue() == ["a", "b", "d"]
+        for name in ("a", "b", "d"):
+            outbox.put([Response(name, finish_reason=FinishReason.CANCELLED)])
+        theirs.setblocking(False)
+        frames, got = Frames(), []
+        while len(got) < 2:
+            outbox.flush()
+            got += [from_core.decode(content) for content in frames.push(theirs.recv(1 << 20))]
+    assert got[0] == filler
+    assert isinstance(got[1], Progress)
+    ends = {response.request_id: response for response in got[1].responses}
+    assert ends["c"].token_ids == tuple(range(300))
+    assert all(ends[name].token_ids == () and ends[name].finished for name in ("a", "b", "d"))
+
+
+def test_over_http_a_crash_is_an_error_of_openais_shape_and_health_tells(checkpoint: Path) -> None:
+    body = {"model": MODEL, "prompt": "x", "max_tokens": 500, "ignore_eos": True}
+    with serve(checkpoint, process=True, num_threads=1) as server:
+        assert isinstance(server.core.core, CoreProcess)
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body | {"stream": True}, timeout=60) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            os.kill(server.core.core.pid, signal.SIGKILL)
+            told = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        assert "SIGKILL" in told[-1]["error"]["message"]
+        health = httpx.get(f"{server.url}/health")
+        assert health.status_code == 503
+        assert "SIGKILL" in health.json()["reason"]
+        refused = httpx.post(f"{server.url}/v1/completions", json=body)
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "engine_down"
+        assert int(refused.headers["retry-after"]) >= 1
+        stop = time.monotonic() + 60
+        while httpx.get(f"{server.url}/health").status_code != 200:
+            assert time.monotonic() < stop
+            time.sleep(0.05)
+        assert httpx.post(f"{server.url}/v1/completions", json=body | {"max_tokens": 2}).status_code == 200
 
 
 def test_the_dispatch_bench_measures_the_way_and_an_echo(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
