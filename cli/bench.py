@@ -110,3 +110,20 @@ def pipeline(
     if missing := [path for path in folder if not Path(path).exists() and not any(c in path for c in "*?[")]:
         raise UsageError(f"{', '.join(missing)}: no such file or folder")
     run(folder, schema=schema, settings=get_settings(), as_json=as_json)
+
+
+@app.command()
+def ground(
+    folder: Annotated[Path, typer.Argument(help="Subsets of re3d: folders with documents.jsonl and entities.jsonl.")],
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """How many gold strings get their exact span, and how long each takes, beside LangExtract's resolver.
+
+    Example: quarry bench ground ~/data/re3d
+    """
+    from bench.ground import BadGold, run
+
+    try:
+        run(folder, as_json=as_json)
+    except BadGold as error:
+        raise UsageError(str(error)) from None
