@@ -34,5 +34,6 @@ def serve(
     chosen = pull_model(model or settings.model, settings, err())
     embedder = pull_model(settings.embedder, settings, err())
     flags = ["--model", chosen, "--embedder", embedder, "--home", str(settings.home)]
-    flags += ["--host", host, "--port", str(port), "--device", settings.device, "--dtype", settings.dtype]
+    flags += ["--host", host, "--port", str(port), "--device", settings.device]
+    flags += ["--dtype", settings.dtype, "--quantization", settings.quantization]
     raise typer.Exit(main([*flags, *context.args]))

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from inference.speculation.draft import Source
 
+QUANTIZATIONS = ("auto", "none", "fp16", "int8")
+
 
 @dataclass(frozen=True)
 class EngineConfig:
@@ -20,6 +22,7 @@ class EngineConfig:
     served_name: str = ""  # empty: the file's or folder's name
     device: str = "auto"  # auto, cpu, cuda
     dtype: str = "auto"  # auto, bfloat16, float32
+    quantization: str = "auto"  # of weights: auto, none, fp16, int8; see inference.models.formats
     max_model_len: int | None = None  # tokens of prompt and output; None: the model's own, as far as the cache reaches
     max_num_seqs: int = 32
     max_num_batched_tokens: int = 512  # a step of 1,024 is a quarter slower per token on the CPU: it leaves the cache
@@ -50,7 +53,11 @@ class EngineConfig:
                 f"max_num_seqs is {self.max_num_seqs}, above max_num_batched_tokens {self.max_num_batched_tokens}: "
                 "every running sequence needs one token a step; raise the second or lower the first"
             )
-        for name, allowed in (("dtype", ("auto", "bfloat16", "float32")), ("device", ("auto", "cpu", "cuda"))):
+        for name, allowed in (
+            ("dtype", ("auto", "bfloat16", "float32")),
+            ("device", ("auto", "cpu", "cuda")),
+            ("quantization", QUANTIZATIONS),
+        ):
             if (text := getattr(self, name)) not in allowed:
                 raise ValueError(f"{name} is {text!r}; it must be one of {', '.join(allowed)}")
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from inference.config import EngineConfig
 from inference.models.decoder import Decoder
+from inference.models.formats import pick_format
 from inference.models.kv_cache import KVCache
 from inference.models.loader import load_decoder
 from inference.plan import Plan
@@ -28,17 +29,6 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """`auto` is bf16 where the device computes in it, fp32 elsewhere: emulated bf16 is slower than fp32."""
-    if name != "auto":
-        return {"bfloat16": torch.bfloat16, "float32": torch.float32}[name]
-    if device.type == "cpu":
-        able = torch.cpu.get_capabilities()
-        native = able.get("avx512_bf16") or able.get("amx_bf16")
-        return torch.bfloat16 if native else torch.float32
-    return torch.bfloat16
-
-
 class Runner:
     """The model, its cache, and one forward per step."""
 
@@ -47,14 +37,15 @@ class Runner:
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
         self.device = pick_device(config.device)
-        self.dtype = pick_dtype(config.dtype, self.device)
-        self.model: Decoder = load_decoder(config.model_path, self.dtype, self.device)
+        self.format = pick_format(config.quantization, config.dtype, self.device)
+        self.dtype = self.format.dtype
+        self.model: Decoder = load_decoder(config.model_path, self.format, self.device)
         shape = self.model.config
         if KV_BLOCK % config.page_size:
             raise ValueError(
                 f"page_size is {config.page_size}; it must divide {KV_BLOCK}, the block in which contexts are attended"
             )
-        draft = load_decoder(config.draft_model_path, self.dtype, self.device) if config.draft_model_path else None
+        draft = load_decoder(config.draft_model_path, self.format, self.device) if config.draft_model_path else None
         models = [self.model] if draft is None else [self.model, draft]
         page_bytes = config.page_size * sum(m.config.kv_bytes_per_token(self.dtype.itemsize) for m in models)
         longest = min(m.config.max_position_embeddings for m in models)

@@ -18,6 +18,7 @@ class ModelInfo:
     parameters: int
     page_size: int
     pages: int
+    quantization: str = "none"  # how weights are kept: `inference.models.formats`
 
 
 @dataclass(frozen=True)

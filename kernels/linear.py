@@ -11,13 +11,13 @@ rows on, plain ones where the rows are a multiple of 8; so the rows are filled u
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.reference import gated_mul
+from kernels.rowwise import gated_mul_by_row
 
 Activation = Literal["silu", "gelu_tanh"]
 # oneDNN's name for an activation that it does to the accumulators, and its algorithm.
@@ -27,6 +27,24 @@ PACKED_FOR_ROWS = 16
 # The fewest rows of a packed product, and what those of a plain one are a multiple of.
 PACKED_ROWS = 2
 PLAIN_ROWS = 8
+
+
+class LinearLayer(Protocol):
+    """What a decoder asks of a linear layer; how it keeps its weight is its own business."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [T, in] -> [T, out]."""
+        ...
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """residual [T, out] + self(x)."""
+        ...
+
+
+class GatedLayer(Protocol):
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [T, in] -> [T, out], as `GatedLinear`."""
+        ...
 
 
 def can_pack(weight: Tensor) -> bool:
@@ -99,5 +117,5 @@ class GatedLinear:
             gate = torch.ops.mkldnn._linear_pointwise(filled, self._gate, None, name, [], algorithm)
             out = torch.ops.mkldnn._linear_pointwise.binary(filled, gate, self._up, None, "mul")
         else:
-            out = gated_mul(F.linear(filled, self._merged), self._activation)
+            out = gated_mul_by_row(F.linear(filled, self._merged), self._activation)
         return out[: x.shape[0]]

@@ -40,6 +40,7 @@ class Settings(BaseSettings):
     embedder: str = "all-minilm-l6-v2"
     device: str = "auto"
     dtype: str = "auto"
+    quantization: str = "auto"
 
     ingest_workers: int = Field(default=1, ge=1)
     extract_concurrency: int = Field(default=16, ge=1)  # documents in flight: enough to fill the engine's batch

@@ -19,10 +19,20 @@ TEXT = [(i * i * 7 + 3 * i) % 250 for i in range(90)]
 
 
 def logits_of(
-    path: Path, tokens: list[int], prompt: int, *, chunk: int = 1024, page_size: int = 8, dtype: str = "float32"
+    path: Path,
+    tokens: list[int],
+    prompt: int,
+    *,
+    chunk: int = 1024,
+    page_size: int = 8,
+    dtype: str = "float32",
+    quantization: str = "auto",
 ) -> torch.Tensor:
     """Logits for the positions prompt-1 .. end: the prompt in chunks, then one token per step, the text given."""
-    runner = Runner(EngineConfig(path, dtype=dtype, page_size=page_size, max_num_seqs=1, num_threads=1))
+    config = EngineConfig(
+        path, dtype=dtype, quantization=quantization, page_size=page_size, max_num_seqs=1, num_threads=1
+    )
+    runner = Runner(config)
     scheduler = Scheduler(
         PagePool(runner.pages), page_size=page_size, max_num_seqs=1, max_num_batched_tokens=chunk, prefix_cache=False
     )

@@ -161,6 +161,7 @@ def _engine(settings: Settings, identity: Mapping[str, str]) -> Service:
             "--port": str(port()),
             "--device": settings.device,
             "--dtype": settings.dtype,
+            "--quantization": settings.quantization,
             "--log-level": settings.log_level,
         }
         if settings.embeddings_url is None:

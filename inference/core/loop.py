@@ -84,6 +84,7 @@ class Core:
             vocab_size=min(tokenizer.vocab_size, shape.vocab_size),
             max_model_len=runner.max_model_len,
             dtype=str(runner.dtype).removeprefix("torch."),
+            quantization=runner.format.name,
             device=str(runner.device),
             parameters=runner.model.parameters,
             page_size=config.page_size,

@@ -16,29 +16,29 @@ from inference.models.kv_cache import KVCache
 from inference.models.rope import Rope
 from inference.models.tensors import parameter_count
 from kernels import ops
-from kernels.ops import AttentionBatch, GatedLinear, Linear
+from kernels.ops import AttentionBatch, GatedLayer, LinearLayer
 
 
 @dataclass(frozen=True)
 class LayerWeights:
     input_norm: Tensor
-    qkv: Linear
+    qkv: LinearLayer
     q_norm: Tensor | None  # [D], as k_norm
     k_norm: Tensor | None
-    o: Linear
+    o: LinearLayer
     o_norm: Tensor | None  # [hidden], as down_norm
     mlp_norm: Tensor
-    gated: GatedLinear
-    down: Linear
+    gated: GatedLayer
+    down: LinearLayer
     down_norm: Tensor | None
 
 
 @dataclass(frozen=True)
 class DecoderWeights:
-    embedding: Tensor
+    embedding: Tensor  # [vocab_size, hidden], perhaps in fewer bits than the model computes in
     layers: list[LayerWeights]
     norm: Tensor
-    head: Linear
+    head: LinearLayer
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Decoder:
         """Run the step, writing its keys and values into `cache` -> logits [R, vocab_size] fp32."""
         weights = self._weights
         rotations = {rope: (cos[step.positions], sin[step.positions]) for rope, (cos, sin) in self._rotations.items()}
-        hidden = F.embedding(step.tokens, weights.embedding)
+        hidden = F.embedding(step.tokens, weights.embedding).to(self.dtype)
         if self._embedding_scale is not None:
             hidden = hidden * self._embedding_scale
         last = len(weights.layers) - 1
@@ -101,7 +101,7 @@ class Decoder:
         cap = self.config.logit_softcap
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
-    def _add(self, linear: Linear, x: Tensor, residual: Tensor, norm: Tensor | None) -> Tensor:
+    def _add(self, linear: LinearLayer, x: Tensor, residual: Tensor, norm: Tensor | None) -> Tensor:
         if norm is None:
             return linear.add(x, residual)
         return residual + ops.rms_norm(linear(x), norm, self.config.rms_norm_eps)

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from inference.models.config import ModelConfig
 from inference.models.decoder import Decoder, DecoderWeights, LayerWeights
+from inference.models.formats import WeightFormat
 from inference.models.sources import GGUFSource, open_source
 from inference.models.tensors import check_tensors, expected_tensors
-from kernels.ops import GatedLinear, Linear
 
 
 class _Reader:
@@ -35,7 +35,7 @@ class _Reader:
         return weight.float() + self.norm_offset if self.norm_offset else weight
 
 
-def load_decoder(path: Path, dtype: torch.dtype, device: torch.device) -> Decoder:
+def load_decoder(path: Path, format: WeightFormat, device: torch.device) -> Decoder:
     """The decoder of the checkpoint at `path`, its queries, keys and values merged into one product.
 
     Tensors are read one by one, so that host memory holds the model once. Raises CheckpointError, UnsupportedModel.
@@ -44,10 +44,10 @@ def load_decoder(path: Path, dtype: torch.dtype, device: torch.device) -> Decode
     config = reader.config
 
     def read(name: str) -> Tensor:
-        return reader.weight(name).to(device=device, dtype=dtype)
+        return reader.weight(name).to(device=device, dtype=format.dtype)
 
     def norm(name: str) -> Tensor:
-        return reader.norm(name).to(device=device, dtype=torch.float32 if config.wide_norms else dtype)
+        return reader.norm(name).to(device=device, dtype=torch.float32 if config.wide_norms else format.dtype)
 
     def norm_if(wanted: bool, name: str) -> Tensor | None:
         return norm(name) if wanted else None
@@ -59,25 +59,25 @@ def load_decoder(path: Path, dtype: torch.dtype, device: torch.device) -> Decode
         bias = merge((f"{i}.q_bias", f"{i}.k_bias", f"{i}.v_bias")) if config.qkv_bias else None
         return LayerWeights(
             input_norm=norm(f"{i}.input_norm"),
-            qkv=Linear(merge((f"{i}.q", f"{i}.k", f"{i}.v")), bias),
+            qkv=format.linear(merge((f"{i}.q", f"{i}.k", f"{i}.v")), bias),
             q_norm=norm_if(config.qk_norm, f"{i}.q_norm"),
             k_norm=norm_if(config.qk_norm, f"{i}.k_norm"),
-            o=Linear(read(f"{i}.o")),
+            o=format.linear(read(f"{i}.o")),
             o_norm=norm_if(config.output_norms, f"{i}.o_norm"),
             mlp_norm=norm(f"{i}.mlp_norm"),
-            gated=GatedLinear(read(f"{i}.gate"), read(f"{i}.up"), config.activation),
-            down=Linear(read(f"{i}.down")),
+            gated=format.gated(read(f"{i}.gate"), read(f"{i}.up"), config.activation),
+            down=format.linear(read(f"{i}.down")),
             down_norm=norm_if(config.output_norms, f"{i}.down_norm"),
         )
 
     embedding = read("embedding")
     weights = DecoderWeights(
-        embedding=embedding,
+        embedding=format.table(embedding),
         layers=[layer(i) for i in range(config.num_layers)],
         norm=norm("norm"),
-        head=Linear(embedding if config.tie_word_embeddings else read("head")),
+        head=format.linear(embedding if config.tie_word_embeddings else read("head")),
     )
-    return Decoder(config, weights, dtype, device)
+    return Decoder(config, weights, format.dtype, device)
 
 
 def read_state_dict(path: Path) -> tuple[ModelConfig, dict[str, Tensor]]:

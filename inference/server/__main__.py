@@ -33,6 +33,9 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--port", type=int, default=8000)
     flags.add_argument("--device", default=defaults.device)
     flags.add_argument("--dtype", default=defaults.dtype)
+    flags.add_argument(
+        "--quantization", default=defaults.quantization, help="how weights are kept: auto, none, fp16, int8"
+    )
     flags.add_argument("--max-model-len", type=int)
     flags.add_argument("--max-num-seqs", type=int, default=defaults.max_num_seqs)
     flags.add_argument("--max-num-batched-tokens", type=int, default=defaults.max_num_batched_tokens)
@@ -71,8 +74,9 @@ async def _serve(args: argparse.Namespace) -> int:
     core, tokenizer, front_config = build(args)
     await core.start()
     info = core.model_info
-    log.info("ready: %s, %s on %s, %d pages of %d tokens, at http://%s:%d", info.name, info.dtype, info.device,
-             info.pages, info.page_size, args.host, args.port)  # fmt: skip
+    weights = "" if info.quantization == "none" else f", weights in {info.quantization}"
+    log.info("ready: %s, %s%s on %s, %d pages of %d tokens, at http://%s:%d", info.name, info.dtype, weights,
+             info.device, info.pages, info.page_size, args.host, args.port)  # fmt: skip
     # uvicorn turns SIGTERM into: no new connections, wait for those under way, end the lifespan (and with it the core).
     server = uvicorn.Server(uvicorn.Config(
         Front(core, tokenizer, front_config).app(), host=args.host, port=args.port, log_level="warning",
@@ -92,6 +96,7 @@ def build(args: argparse.Namespace) -> tuple[CoreClient, Tokenizer, FrontConfig]
         served_name=args.served_name or display_name(args.model),
         device=args.device,
         dtype=args.dtype,
+        quantization=args.quantization,
         max_model_len=args.max_model_len,
         max_num_seqs=args.max_num_seqs,
         max_num_batched_tokens=args.max_num_batched_tokens,

@@ -517,6 +517,7 @@ def test_model_info(shared: Executor) -> None:
     [
         ({"dtype": "int3"}, "dtype is 'int3'"),
         ({"device": "tpu"}, "device is 'tpu'"),
+        ({"quantization": "int3"}, "quantization is 'int3'; it must be one of auto, none, fp16, int8"),
         ({"page_size": 0}, "page_size is 0"),
         ({"max_num_seqs": 9, "max_num_batched_tokens": 8}, "max_num_seqs is 9"),
     ],

@@ -13,6 +13,7 @@ from gguf import GGMLQuantizationType as Quantization
 
 from inference.gguf_file import open_gguf
 from inference.models.config import UnsupportedModel
+from inference.models.formats import whole
 from inference.models.loader import load_decoder, read_state_dict
 from inference.models.sources import CheckpointError, open_source
 from tests.logits import TEXT, assert_close, logits_of, reference
@@ -136,13 +137,13 @@ def test_a_linear_scaling_of_before_there_were_types(tmp_path: Path) -> None:
 def test_what_the_engine_does_not_run_is_refused_in_words(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
     path = save_gguf(make_model("llama"), tmp_path / "tiny.gguf", changes=changes)
     with pytest.raises(UnsupportedModel, match=words):
-        load_decoder(path, torch.float32, torch.device("cpu"))
+        load_decoder(path, whole(torch.float32), torch.device("cpu"))
 
 
 def test_divisors_of_another_head_size_are_refused(tmp_path: Path) -> None:
     path = save_gguf(make_model("llama"), tmp_path / "tiny.gguf", divisors=[1.0] * 5)
     with pytest.raises(UnsupportedModel, match=r"has 5 values; a head of 16 has 8"):
-        load_decoder(path, torch.float32, torch.device("cpu"))
+        load_decoder(path, whole(torch.float32), torch.device("cpu"))
 
 
 def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Gemma3TextConfig, SiglipVisionConfig
 
 from inference.models.config import UnsupportedModel
+from inference.models.formats import whole
 from inference.models.hf_config import from_hf
 from inference.models.loader import load_decoder
 from inference.models.rope import Rope
@@ -166,7 +167,7 @@ def test_sharded_safetensors(tmp_path: Path) -> None:
     shard = sorted(path.glob("*.safetensors"))[1]
     shard.unlink()
     with pytest.raises(CheckpointError, match=shard.name):
-        load_decoder(path, torch.float32, torch.device("cpu"))
+        load_decoder(path, whole(torch.float32), torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -187,7 +188,7 @@ def test_a_tensor_that_does_not_fit_is_named(change: Any, words: str, tmp_path: 
     change(tensors)
     save_file(tensors, file)
     with pytest.raises(CheckpointError, match=words):
-        load_decoder(path, torch.float32, torch.device("cpu"))
+        load_decoder(path, whole(torch.float32), torch.device("cpu"))
 
 
 def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
@@ -225,4 +226,4 @@ def test_an_unknown_kind_is_named(change: dict[str, Any], words: str, tmp_path: 
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**config, **change}))
     with pytest.raises(UnsupportedModel, match=words):
-        load_decoder(path, torch.float32, torch.device("cpu"))
+        load_decoder(path, whole(torch.float32), torch.device("cpu"))
