@@ -36,7 +36,7 @@ def _nothing() -> None:
 
 @dataclass(frozen=True)
 class Service:
-    """One process of the service. `ready` and `url` may raise nothing; `prepare` raises an error in words."""
+    """One process of the service. `ready`, `alive` and `url` may raise nothing; `prepare` raises an error in words."""
 
     name: str
     command: Callable[[], list[str]]
@@ -50,7 +50,10 @@ class Service:
     stop_signal: signal.Signals = signal.SIGTERM
     stop_seconds: float = 10.0
     start_seconds: float = 60.0
-    watch: bool = False  # asked `ready` for as long as it runs; silent for `SILENT_SECONDS`, it is started anew
+    # Asked `ready` for as long as it runs, and `alive` when it is not. Neither for `SILENT_SECONDS`, or not ready for
+    # `start_seconds`: it is started anew.
+    watch: bool = False
+    alive: Callable[[], bool] = lambda: False  # it answers, and is about to be ready again by itself
     endpoint: tuple[str, Callable[[], str]] | None = None  # its key in endpoints.json, and the URL
 
     def digest(self, settings: Settings) -> str:
@@ -175,7 +178,8 @@ def _engine(settings: Settings, identity: Mapping[str, str]) -> Service:
         name="engine",
         command=command,
         prepare=prepare,
-        ready=lambda: engine_answers(url()),
+        ready=lambda: engine_health(url()) == "ok",
+        alive=lambda: engine_health(url()) in ENGINE_AT_WORK,
         env=identity,
         start_seconds=600.0,  # a large model from a cold disk
         stop_seconds=40.0,  # it lets requests finish
@@ -190,12 +194,17 @@ def _http() -> httpx.Client:
     return httpx.Client(timeout=3.0)
 
 
-def engine_answers(url: str) -> bool:
-    """The engine's front says that it can work."""
+# What the engine's front says of a core that loads its model, for the first time or again after a crash.
+ENGINE_AT_WORK = ("starting", "down")
+
+
+def engine_health(url: str) -> str | None:
+    """What the engine's front says of its core ("ok" when it takes requests); None when it says nothing of the kind."""
     try:
-        return _http().get(f"{url.rstrip('/')}/health").is_success
-    except (httpx.HTTPError, ValueError):
-        return False
+        answer = _http().get(f"{url.rstrip('/')}/health").json()
+        return str(answer["status"])
+    except (httpx.HTTPError, ValueError, LookupError, TypeError):
+        return None
 
 
 def _worker(

@@ -75,7 +75,8 @@ class Unit:
     since: float = 0.0  # start of the phase
     next_probe: float = 0.0
     next_start: float = 0.0
-    heard: float = 0.0  # last time a watched service answered
+    heard: float = 0.0  # last time a watched service answered, ready or not
+    worked: float = 0.0  # last time it was ready
     deaths: int = 0  # in a row
     restarts: int = 0
     detail: str = ""
@@ -225,7 +226,7 @@ class Supervisor:
             self._rest(unit, f"can't be set up: {error}")
             return
         unit.move(Phase.READY)
-        unit.heard = clock()
+        unit.heard = unit.worked = clock()
         log.info("ready", service=unit.service.name)
         self._write_endpoints(unit)
 
@@ -235,11 +236,22 @@ class Supervisor:
         if status is not None:
             self._died(unit, status)
         elif unit.service.watch and self._due(unit):
-            if unit.service.ready():
-                unit.heard = now
-            elif now - unit.heard > SILENT_SECONDS:
+            self._watch(unit, now)
+
+    def _watch(self, unit: Unit, now: float) -> None:
+        limit = unit.service.start_seconds
+        if unit.service.ready():
+            unit.heard = unit.worked = now
+            unit.detail = ""
+        elif unit.service.alive():
+            unit.heard = now
+            unit.detail = "answers, but is not ready"
+            if now - unit.worked > limit:
                 self._kill(unit)
-                self._rest(unit, f"did not answer for {SILENT_SECONDS:.0f} s")
+                self._rest(unit, f"answered, but was not ready for {limit:.0f} s")
+        elif now - unit.heard > SILENT_SECONDS:
+            self._kill(unit)
+            self._rest(unit, f"did not answer for {SILENT_SECONDS:.0f} s")
 
     def _due(self, unit: Unit) -> bool:
         """A probe costs the service something."""

@@ -7,8 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import psutil
@@ -165,6 +167,99 @@ def test_a_watched_service_that_falls_silent_starts_anew(settings: Settings, clo
     assert base.phase is Phase.RESTING
     assert "did not answer" in base.detail
     supervisor.stop_all()
+
+
+def test_a_service_that_loads_again_is_left_to_it_up_to_its_limit(settings: Settings, clock: Clock) -> None:
+    ready, alive = [True], [True]
+    service = fake(
+        settings.home,
+        "base",
+        ready=lambda: ready[0],
+        alive=lambda: alive[0],
+        watch=True,
+        start_seconds=10 * module.SILENT_SECONDS,
+    )
+    supervisor = Supervisor(settings, [service])
+    base = unit(supervisor, "base")
+    run_until(supervisor, lambda: base.phase is Phase.READY, "its start")
+    ready[0] = False
+    for _ in range(9):
+        clock.now += module.SILENT_SECONDS
+        supervisor.tick()
+        assert base.phase is Phase.READY
+        assert base.detail == "answers, but is not ready"
+    ready[0] = True  # once it works again, its time begins anew
+    clock.now += module.SILENT_SECONDS
+    supervisor.tick()
+    assert base.detail == ""
+    ready[0] = False
+    clock.now += 10 * module.SILENT_SECONDS
+    supervisor.tick()
+    assert base.phase is Phase.READY
+    clock.now += module.PROBE_SECONDS
+    supervisor.tick()
+    assert base.phase is Phase.RESTING
+    assert "was not ready for 600 s" in base.detail
+    assert len(starts(settings.home, "base")) == 1
+    supervisor.stop_all()
+
+
+def test_the_end_of_answers_counts_also_while_it_is_not_ready(settings: Settings, clock: Clock) -> None:
+    alive = [True]
+    ready = iter([True])
+    service = fake(settings.home, "base", ready=lambda: next(ready, False), alive=lambda: alive[0], watch=True)
+    supervisor = Supervisor(settings, [service])
+    base = unit(supervisor, "base")
+    run_until(supervisor, lambda: base.phase is Phase.READY, "its start")
+    clock.now += module.SILENT_SECONDS - 1
+    supervisor.tick()
+    alive[0] = False
+    clock.now += module.SILENT_SECONDS
+    supervisor.tick()
+    assert base.phase is Phase.READY
+    clock.now += module.PROBE_SECONDS
+    supervisor.tick()
+    assert base.phase is Phase.RESTING
+    assert "did not answer for 60 s" in base.detail
+    supervisor.stop_all()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "ready", "alive"),
+    [
+        (200, b'{"status": "ok", "models": []}', True, False),
+        (503, b'{"status": "starting"}', False, True),
+        (503, b'{"status": "down", "reason": "the core was ended by SIGKILL"}', False, True),
+        (503, b'{"status": "stopping"}', False, False),
+        (503, b"no healthy upstream", False, False),
+        (200, b'["ok"]', False, False),
+        (200, b"{}", False, False),
+    ],
+)
+def test_an_engine_that_loads_its_model_is_alive_and_not_ready(
+    status: int, body: bytes, ready: bool, alive: bool, tmp_path: Path
+) -> None:
+    class Front(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status if self.path == "/health" else 404)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    (service,) = [service for service in module.plan(Settings(home=tmp_path)) if service.name == "engine"]
+    folder = tmp_path / "engine"
+    folder.mkdir()
+    with HTTPServer(("127.0.0.1", 0), Front) as server:
+        (folder / "port").write_text(str(server.server_port))
+        thread = threading.Thread(target=server.serve_forever, args=[0.01])
+        thread.start()
+        assert (service.ready(), service.alive()) == (ready, alive)
+        server.shutdown()
+        thread.join()
+    assert (service.ready(), service.alive()) == (False, False), "nobody listens"
 
 
 def test_a_failed_preparation_is_told_and_tried_again(settings: Settings, clock: Clock) -> None:
