@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bench.kernels import Case
 from kernels.attention_decode import DecodePlan, attend_decode
+from kernels.attention_prefill import attend_prefill, cut, launch_of
 from kernels.kv_layout import KVLayout
 
 KV_HEADS, GROUP, HEAD = 8, 4, 128
@@ -29,6 +30,9 @@ DECODE = [
     (8, 16384, True, (3.80, 3.76, 3.8), (2.60, 1.91, 3.3)),
     (1, 32768, True, (2.46, 2.54, 2.6), (1.55, 1.37, 2.0)),
 ]
+
+# Prompts, tokens of each; TFLOP/s of FlashAttention 3 in bf16 on an H200, and the figure we aim at.
+PREFILL = [(8, 1024, 409, 327), (2, 4096, 573, 458), (1, 16384, 637, 510)]
 
 
 def random_cache(layout: KVLayout, pages: int) -> tuple[Tensor, Tensor]:
@@ -65,6 +69,33 @@ def dense_run(batch: int, length: int) -> Callable[[], object]:
     return lambda: F.scaled_dot_product_attention(query, key, value, enable_gqa=True)
 
 
+def prefill_run(layout: KVLayout, batch: int, length: int) -> Callable[[], object]:
+    """One launch over whole prompts in a cache, on shuffled pages."""
+    width = length // PAGE
+    caches = random_cache(layout, batch * width + 1)
+    table = torch.randperm(batch * width, device=DEVICE).add(1).to(torch.int32).view(batch, width)
+    lengths = torch.full((batch,), length, dtype=torch.int32, device=DEVICE)
+    starts = torch.arange(0, batch * length + 1, length, dtype=torch.int32, device=DEVICE)
+    query = torch.randn(batch * length, KV_HEADS * GROUP, HEAD, dtype=torch.bfloat16, device=DEVICE)
+    out = torch.empty_like(query)
+    made = cut([length] * batch, [length] * batch, launch_of(layout).tokens(GROUP))
+    tiles = torch.tensor(made, dtype=torch.int32, device=DEVICE)
+    one = torch.ones(KV_HEADS, device=DEVICE) if layout.values_transposed else None
+
+    def run() -> None:
+        arguments = out, query, caches, table, lengths, starts, tiles, layout, HEAD**-0.5
+        attend_prefill(*arguments, key_scale=one, value_scale=one)
+
+    return run
+
+
+def dense_prefill_run(batch: int, length: int) -> Callable[[], object]:
+    """torch's causal attention over contiguous prompts."""
+    query = torch.randn(batch, KV_HEADS * GROUP, length, HEAD, dtype=torch.bfloat16, device=DEVICE)
+    key, value = (torch.randn(batch, KV_HEADS, length, HEAD, dtype=torch.bfloat16, device=DEVICE) for _ in range(2))
+    return lambda: F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+
+
 def decode_lengths(batch: int, length: int, equal: bool) -> Tensor:
     if equal:
         return torch.full((batch,), length, dtype=torch.int32, device=DEVICE)
@@ -87,5 +118,22 @@ def table() -> Iterator[Case]:
                 [decode_run(layout, lengths) for _ in range(sets)],
                 {"SDPA, dense": [dense_run(batch, length) for _ in range(sets)]} if size == 2 and equal else {},
                 {"FlashAttention 3": flash, "FlashInfer": infer},
+                aim,
+            )
+    yield from prefill_table()
+
+
+def prefill_table() -> Iterator[Case]:
+    for dtype, name in ((torch.bfloat16, "bf16"), (torch.float8_e4m3fn, "fp8")):
+        layout = KVLayout(KV_HEADS, HEAD, PAGE, dtype)
+        for batch, length, flash, aim in PREFILL:
+            wide = dtype == torch.bfloat16
+            yield Case(
+                f"prefill {name} {batch} x {length}",
+                "TFLOP/s",
+                2 * batch * length**2 * KV_HEADS * GROUP * HEAD,  # two products over half of the square
+                [prefill_run(layout, batch, length) for _ in range(2)],
+                {"SDPA, dense": [dense_prefill_run(batch, length) for _ in range(2)]} if wide else {},
+                {"FlashAttention 3": flash} if wide else {},
                 aim,
             )
