@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -16,22 +17,52 @@ app = typer.Typer(no_args_is_help=True, help="Benchmarks, each beside a rival or
 @app.command()
 def engine(
     model: Annotated[str | None, typer.Option(help="A name, a .gguf file or a folder; default: QUARRY_MODEL.")] = None,
-    requests: Annotated[int, typer.Option(min=1, help="How many requests of mixed length.")] = 32,
+    mix: Annotated[
+        list[str] | None, typer.Option(help="extraction (JSON on every request), seed, decode, mixed [default: all].")
+    ] = None,
+    requests: Annotated[int, typer.Option(min=1, help="How many requests a round.")] = 32,
+    concurrency: Annotated[int, typer.Option(min=1, help="How many of them at once.")] = 32,
+    shrink: Annotated[float, typer.Option(min=0.1, help="Divides the lengths, which are a GPU's.")] = 10.0,
+    rounds: Annotated[int, typer.Option(min=1, help="The median of so many counts.")] = 2,
     seed: Annotated[int, typer.Option(help="Of the workload.")] = 1,
+    quantization: Annotated[str, typer.Option(help="How our weights are kept: auto, none, fp16, int8.")] = "auto",
+    threads: Annotated[int | None, typer.Option(min=1, help="Of each engine [default: one a core].")] = None,
+    rival: Annotated[list[str] | None, typer.Option(help="llama.cpp, transformers, or none [default: both].")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
-    """The engine beside `transformers.generate`: same weights, prompts and output lengths.
+    """The engine beside `transformers.generate` and llama.cpp: same weights, prompts and output lengths.
 
-    Example: quarry bench engine --model smollm2-135m-instruct
+    Takes less than ten minutes on two cores; `--shrink 1` gives the lengths of real pages and takes hours there.
+
+    Example: quarry bench engine --mix extraction --shrink 4 --rounds 3
     """
-    from bench.engine import run
+    from bench.engine import Plan, run
+    from bench.workloads import MIXES
     from cli.service import pull_model
     from inference.catalogue import locate
     from pipeline.settings import get_settings
 
     settings = get_settings()
+    default = Plan()
+    plan = Plan(
+        mixes=_among(mix or default.mixes, MIXES, "mix"),
+        requests=requests,
+        concurrency=concurrency,
+        shrink=shrink,
+        rounds=rounds,
+        seed=seed,
+        quantization=quantization,
+        threads=threads or default.threads,
+        rivals=_among([r for r in rival or default.rivals if r != "none"], default.rivals, "rival"),
+    )
     name = pull_model(model or settings.model, settings, err())
-    run(locate(name, settings.home), requests=requests, seed=seed, as_json=as_json)
+    run(locate(name, settings.home), plan, as_json=as_json)
+
+
+def _among(chosen: Sequence[str], known: Collection[str], what: str) -> Sequence[str]:
+    if wrong := [name for name in chosen if name not in known]:
+        raise UsageError(f"{what} is {wrong[0]!r}; it must be one of {', '.join(known)}")
+    return chosen
 
 
 @app.command()
