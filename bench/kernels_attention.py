@@ -10,8 +10,9 @@ from torch import Tensor
 
 from bench.kernels import Case
 from kernels.attention_decode import DecodePlan, attend_decode
-from kernels.attention_prefill import attend_prefill, cut, launch_of
+from kernels.attention_prefill import attend_prefill, launch_of
 from kernels.kv_layout import KVLayout
+from kernels.tiles import cut
 
 KV_HEADS, GROUP, HEAD = 8, 4, 128
 PAGE = 64

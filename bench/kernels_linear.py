@@ -22,8 +22,9 @@ from kernels.choice import adjust, choose_tokens
 from kernels.gemm import GpuLinear
 from kernels.kv_layout import KVLayout
 from kernels.norm import add_rms_norm, add_rms_norm_fp8
-from kernels.quantize import Quantized, quantize_rows
-from kernels.rope_cache import KVScales, rope_and_cache
+from kernels.operands import KVScales, Quantized
+from kernels.quantize import quantize_rows
+from kernels.rope_cache import rope_and_cache
 
 Run = Callable[[], object]
 

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from kernels.linear import Activation
 from kernels.numerics import round_to, widen
-from kernels.quantize import Quantized, quantized, warps_for
+from kernels.operands import Quantized
+from kernels.quantize import quantized, warps_for
 
 
 @triton.jit

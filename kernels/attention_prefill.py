@@ -1,7 +1,7 @@
 """Paged grouped-query attention for many new tokens a request: prompts, and chunks of them behind a cached past.
 
     launch = launch_of(layout)                                          once
-    tiles = cut(lengths, counts, launch.tokens(group_size))                         once per step, on the host
+    tiles = cut(lengths, counts, launch.tokens(group_size))                         once per step, in kernels/tiles.py
     attend_prefill(out, query, caches, table, lengths, starts, tiles, layout, scale, …)   once per layer
 
 The arguments are those of `kernels/attention_decode.py`, and the same requests may be in one batch: this kernel takes
@@ -21,7 +21,6 @@ whatever chunk it came in.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -187,21 +186,6 @@ def launch_of(layout: KVLayout) -> Launch:
     return Launch(128, 128, 8, 3 if fp8 or layout.head_size <= 64 else 2)
 
 
-def cut(lengths: Sequence[int], counts: Sequence[int], tokens: int, first_request: int = 0) -> list[tuple[int, int]]:
-    """Tiles of `tokens` new tokens for requests first_request, first_request + 1, …, the most work first, so that what
-    is started last is done soon.
-
-    `lengths` are tokens of the contexts, the new ones included; `counts` are the new ones.
-    """
-    made = [
-        (length - count + first, request, first)
-        for request, (length, count) in enumerate(zip(lengths, counts, strict=True), first_request)
-        for first in range(0, count, tokens)
-    ]
-    made.sort(key=lambda tile: -tile[0])
-    return [(request, first) for _, request, first in made]
-
-
 def attend_prefill(
     out: Tensor,
     query: Tensor,
@@ -219,7 +203,7 @@ def attend_prefill(
     value_scale: Tensor | None = None,
     launch: Launch | None = None,
 ) -> None:
-    """Fill the rows of `out` that `tiles`, made by `cut` for the launch, name; the module tells the arguments. `window`
+    """Fill the rows of `out` that `tiles`, cut for the launch, name; the module tells the arguments. `window`
     is how many tokens a query sees, itself included (None: all); `softcap` c bends a score s to c tanh(s / c)."""
     fp8 = layout.values_transposed
     if fp8 and (key_scale is None or value_scale is None):

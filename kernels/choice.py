@@ -7,33 +7,18 @@ token depends on the row alone, in whatever order a chip adds. What is lighter t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from kernels.operands import History
 
 BLOCK = 4096
 WARPS = 8
 ADJUST_BLOCK = 1024
 UNIT = tl.constexpr(float(2**44))  # 2^44 times 2^18 tokens fits an int64
 LIGHTEST = tl.constexpr(31.0)  # exp(-31) is less than half a unit
-
-
-@dataclass(frozen=True)
-class History:
-    """What penalties look at, H requests: a row with index h has these.
-
-    seen [H, ceil(V / 32)] int32, a bit for each token of prompt and answer; made [H, V] int32, how often it is in the
-    answer; repetition (1: none), presence and frequency (0: none) [H] fp32.
-    """
-
-    seen: Tensor
-    made: Tensor
-    repetition: Tensor
-    presence: Tensor
-    frequency: Tensor
 
 
 @triton.jit

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.numerics import dot, round_to, widen
-from kernels.quantize import Quantized
+from kernels.operands import Quantized
 
 
 @dataclass(frozen=True)

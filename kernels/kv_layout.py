@@ -23,6 +23,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.operands import KVScales
+
 PAGE_SIZES = (16, 32, 64)
 DTYPES = (torch.bfloat16, torch.float16, torch.float8_e4m3fn)
 
@@ -61,6 +63,14 @@ class KVLayout:
         shapes = self.key_shape(pages), self.value_shape(pages)
         keys, values = (torch.zeros(shape, dtype=self.dtype, device=device) for shape in shapes)
         return keys, values
+
+    def admit(self, dtype: torch.dtype, scales: KVScales | None) -> None:
+        """Raise ValueError unless keys and values of `dtype` with these scales can be written to the cache."""
+        fp8 = self.dtype == torch.float8_e4m3fn
+        if fp8 != (scales is not None):
+            raise ValueError(f"a cache of {self.dtype} {'needs' if fp8 else 'takes no'} scales of its keys and values")
+        if not fp8 and self.dtype != dtype:
+            raise ValueError(f"keys and values of {dtype} for a cache of {self.dtype}: give both the same dtype")
 
     def write(self, cache: tuple[Tensor, Tensor], key: Tensor, value: Tensor, slots: Tensor) -> None:
         """The plain twin of the kernel that writes: key and value [T, KH, D] of the cache's dtype, scaled already, to

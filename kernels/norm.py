@@ -12,7 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.numerics import round_to, widen
-from kernels.quantize import Quantized, quantized, warps_for
+from kernels.operands import Quantized
+from kernels.quantize import quantized, warps_for
 
 
 @triton.jit

@@ -5,29 +5,15 @@ The plain twin is `kernels.reference.quantize_rows`; both give the same bits.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from kernels.numerics import E4M3_MAX, to_e4m3, widen
+from kernels.operands import Quantized
 
 # A row that holds nothing larger counts as zeros: below it 448 / largest would overflow.
 SMALLEST = tl.constexpr(1e-30)
-
-
-class Quantized(NamedTuple):
-    """codes [R, N] e4m3 and scales [R] fp32: row r stands for codes[r] * scales[r]."""
-
-    codes: Tensor
-    scales: Tensor
-
-    @classmethod
-    def empty(cls, rows: int, columns: int, device: torch.device) -> Quantized:
-        codes = torch.empty(rows, columns, dtype=torch.float8_e4m3fn, device=device)
-        return cls(codes, torch.empty(rows, dtype=torch.float32, device=device))
 
 
 def warps_for(block: int) -> int:

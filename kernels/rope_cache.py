@@ -7,8 +7,6 @@ Plain twins: `kernels.reference.rms_norm` and `rope`, `KVLayout.write`.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
@@ -16,23 +14,9 @@ from torch import Tensor
 
 from kernels.kv_layout import KVLayout
 from kernels.numerics import round_to, to_e4m3, widen
+from kernels.operands import HeadNorms, KVScales
 
 TOKENS = 16  # of a program
-
-
-class HeadNorms(NamedTuple):
-    """RMSNorm of each query and key head before its rotation, as Qwen 3 and Gemma 3 have it: weights [D]."""
-
-    query: Tensor
-    key: Tensor
-    eps: float
-
-
-class KVScales(NamedTuple):
-    """What a code of an fp8 cache is multiplied with: [KH] fp32 each."""
-
-    key: Tensor
-    value: Tensor
 
 
 @triton.jit
@@ -125,11 +109,7 @@ def rope_and_cache(
     `cache` is what `layout.make` gave. An fp8 cache holds what a 16-bit one would, divided by `scales` and rounded
     again; it needs them, and no other takes them (ValueError). Rotation after Su et al. 2021, pairs as in GPT-NeoX.
     """
-    fp8 = layout.dtype == torch.float8_e4m3fn
-    if fp8 != (scales is not None):
-        raise ValueError(f"a cache of {layout.dtype} {'needs' if fp8 else 'takes no'} scales of its keys and values")
-    if not fp8 and layout.dtype != qkv.dtype:
-        raise ValueError(f"keys and values of {qkv.dtype} for a cache of {layout.dtype}: give both the same dtype")
+    layout.admit(qkv.dtype, scales)
     tokens, kv_heads, head_size = qkv.shape[0], layout.kv_heads, layout.head_size
     heads = qkv.shape[1] // head_size - 2 * kv_heads
     query = torch.empty(tokens, heads, head_size, dtype=qkv.dtype, device=qkv.device)
@@ -137,7 +117,7 @@ def rope_and_cache(
         query, *cache, qkv, cos, sin, positions, slots,
         *(norms[:2] if norms else (qkv, qkv)), *(scales or (qkv, qkv)),
         tokens, qkv.stride(0), heads, kv_heads, norms.eps if norms else 0.0,
-        NORM=norms is not None, WIDE=norms is not None and norms.query.dtype == torch.float32, FP8=fp8,
+        NORM=norms is not None, WIDE=norms is not None and norms.query.dtype == torch.float32, FP8=scales is not None,
         D=head_size, D_BLOCK=triton.next_power_of_2(head_size), PAGE=layout.page_size, TOKENS=TOKENS, num_warps=4,
     )  # fmt: skip
     return query

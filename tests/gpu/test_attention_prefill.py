@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from kernels.attention_decode import DecodePlan, attend_decode
-from kernels.attention_prefill import Launch, attend_prefill, cut, launch_of
+from kernels.attention_prefill import Launch, attend_prefill, launch_of
 from kernels.kv_layout import KVLayout
+from kernels.tiles import cut
 from tests.gpu.paged import Batch, error, make_batch
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from kernels import sampling
-from kernels.choice import History, adjust, choose_tokens
+from kernels.choice import adjust, choose_tokens
 from kernels.drawing import draw
+from kernels.operands import History
 
 VOCAB, WIDTH = 5000, 5056
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from kernels.gemm import GpuLinear, Launch, choose
-from kernels.quantize import Quantized, quantize_rows
+from kernels.operands import Quantized
+from kernels.quantize import quantize_rows
 
 LAUNCHES = [Launch(64, 128, 1, 3, 256), Launch(64, 128, 3, 3, 256), Launch(128, 256, 2, 3, 256)]
 

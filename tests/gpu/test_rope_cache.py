@@ -7,7 +7,8 @@ import torch
 
 from kernels import reference
 from kernels.kv_layout import KVLayout
-from kernels.rope_cache import HeadNorms, KVScales, rope_and_cache
+from kernels.operands import HeadNorms, KVScales
+from kernels.rope_cache import rope_and_cache
 
 HEADS, KV_HEADS, PAGES, LONGEST = 6, 2, 5, 300
 DTYPES = [torch.float16, torch.bfloat16]
