@@ -122,8 +122,8 @@ def contestants() -> dict[str, Contestant]:
 
 def ground(text: str, values: Sequence[str]) -> list[Place | None]:
     """The pipeline's own grounding, the values as the names of one list of entities."""
-    grounder = Grounder(text)
-    spans = [grounder.find(Leaf(f"/{i}/name", "/name", value, False)) for i, value in enumerate(values)]
+    entities = [[Leaf("/name", "/name", value, False)] for value in values]
+    spans = [span for (span,) in Grounder(text).place(entities, many=True)]
     return [None if span.start is None or span.end is None else (span.start, span.end) for span in spans]
 
 

@@ -91,6 +91,8 @@ def detail(progress: Progress) -> str:
     parts = [", ".join(states + ends)] if states or ends else []
     if progress.retrying:
         parts.append(f"{progress.retrying} to be tried again")
+    if progress.left_out:
+        parts.append(f"{progress.left_out} {'value' if progress.left_out == 1 else 'values'} left out without a source")
     if progress.ended:
         return "; ".join([*parts, f"ended after {duration(progress.elapsed_seconds)}"])
     if progress.rate:

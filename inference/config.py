@@ -16,6 +16,8 @@ class EngineConfig:
 
     `max_num_batched_tokens` bounds the tokens of a step (prefill chunks and decode steps together);
     `kv_cache_bytes` bounds the paged cache, and with it how many tokens can be held at once.
+    A core that takes longer than `start_seconds` to load its models, or `stall_seconds` for one turn of its loop, is
+    taken to hang: it is killed and started anew. Infinity turns that off.
     """
 
     model_path: Path  # a .gguf file, or a folder with config.json and safetensors
@@ -34,11 +36,18 @@ class EngineConfig:
     speculation: tuple[str, ...] = ("forced", "lookup")  # what proposes tokens beside a draft model; see Source
     max_draft_tokens: int = 15  # per request and step
     draft_model_path: Path | None = None  # a smaller checkpoint of the same vocabulary
+    # The slowest honest turn known: a full step of an 8B model in fp32 on two cores without matrix units is 8 TFLOP at
+    # 0.1 TFLOP/s, a minute and a half.
+    stall_seconds: float = 300.0
+    start_seconds: float = 1800.0  # 140 GB from a disk that reads 0.1 GB/s
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_waiting", "page_size", "kv_cache_bytes"):
             if (value := getattr(self, name)) < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1")
+        for name in ("stall_seconds", "start_seconds"):
+            if not (seconds := getattr(self, name)) > 0:
+                raise ValueError(f"{name} is {seconds:g}; it must be above 0, or inf for no limit")
         if self.max_draft_tokens < 0:
             raise ValueError(
                 f"max_draft_tokens is {self.max_draft_tokens}; it must be at least 0, which turns drafts off"

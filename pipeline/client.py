@@ -203,6 +203,7 @@ class Client:
             cached_tokens=int(spent.cached_tokens),
             output_tokens=int(spent.output_tokens),
             cost_usd=float(spent.cost_usd),
+            left_out=int(spent.left_out),
             elapsed_seconds=float(pace.elapsed),
             rate=rate,
             eta_seconds=left / rate if rate else None,

@@ -87,11 +87,13 @@ class EngineRun:
 
 @dataclass(frozen=True)
 class Extraction:
-    """`notes` say in words what was left out and why (a refusal, a value that failed the schema)."""
+    """`notes` say in words what was left out and why (a refusal, a value that failed the schema). `left_out` counts the
+    values that the schema wants a source for (`x-grounded: required`) and that have none."""
 
     entities: Sequence[Entity]
     runs: Sequence[EngineRun]
     notes: Sequence[str] = ()
+    left_out: int = 0
 
 
 def extract(
@@ -114,7 +116,7 @@ def extract(
     runs = [answer.run for answer in answers]
     with reading.trace.span("ground") as span:
         candidates = [found for number, answer in enumerate(answers) for found in reading.ground(answer, number)]
-        span.set(values=sum(len(candidate.leaves) for candidate in candidates))
+        span.set(values=sum(len(candidate.leaves) for candidate in candidates), left_out=reading.left_out)
     if schema.many:
         candidates = resolve(candidates, schema)
     elif candidates:
@@ -128,7 +130,7 @@ def extract(
     ]
     if not entities and not reading.notes:
         reading.notes.append("the document states none of the schema's fields")
-    return Extraction(entities, runs, reading.notes)
+    return Extraction(entities, runs, reading.notes, reading.left_out)
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,7 @@ class _Reading:
     settings: Settings
     trace: Trace
     notes: list[str] = field(default_factory=list)
+    left_out: int = 0
 
     def __post_init__(self) -> None:
         self.prompt = Prompt.of(self.schema, document_first=self.settings.document_first)
@@ -190,9 +193,8 @@ class _Reading:
             return []
         regions = [(chunk.start, chunk.end) for chunk in answer.chunks]
         beginning = (0, min(TITLE_CHARS, len(self.document.text)))
-        grounders = (Grounder(self.document.text, regions), Grounder(self.document.text, [beginning]))
         sure = confidences(answer.completion.text, answer.completion.tokens)
-        found = []
+        checked: list[tuple[str, dict[str, Any]]] = []
         for number, value in enumerate(values):
             try:
                 data, notes = check_entity(value, self.schema)
@@ -204,45 +206,64 @@ class _Reading:
                 self.notes.append(f"entity {number} left out: {error.detail}")
                 continue
             self.notes.extend(notes)
-            prefix = f"/{number}" if self.schema.many else ""
-            candidate = self._grounded(data, grounders, run, prefix, sure)
+            checked.append((f"/{number}" if self.schema.many else "", data))
+        found = []
+        scalars = [leaves(data, self.schema) for _, data in checked]
+        spans = self._places(
+            scalars, (Grounder(self.document.text, regions), Grounder(self.document.text, [beginning]))
+        )
+        for (prefix, data), entries, places in zip(checked, scalars, spans, strict=True):
+            grounded = [
+                GroundedLeaf(leaf, span, sure.get(prefix + leaf.path), run)
+                for leaf, span in zip(entries, places, strict=True)
+            ]
+            candidate = self._supported(data, grounded)
             missing = [name for name in self.schema.required if name not in candidate.data]
             if missing:
-                self.notes.append(f"entity {number} left out: {', '.join(missing)} has no source in the text")
+                self.notes.append(
+                    f"entity {prefix.lstrip('/')} left out: {', '.join(missing)} has no source in the text"
+                )
                 continue
             found.append(candidate)
         return found
 
-    def _grounded(
-        self, data: dict[str, Any], grounders: Sequence[Grounder], run: int, prefix: str, sure: Mapping[str, float]
-    ) -> Candidate:
-        placed: list[GroundedLeaf] = []
-        drop: list[str] = []
-        taken: set[tuple[str, int]] = set()
-        anchor: int | None = None
-        for leaf in leaves(data, self.schema):
-            found = (grounder.find(leaf, near=anchor, hints=_hints(leaf)) for grounder in grounders)
-            span = next((span for span in found if span.start is not None), NOWHERE)
-            if self.schema.many and anchor is None and span.start is not None:
-                anchor = span.start
-            problem = self._problem(leaf, span, taken)
-            if problem:
-                self.notes.append(f"{leaf.path}: {str(leaf.value)[:80]!r} left out: {problem}")
-                drop.append(leaf.path)
-                continue
-            if span.start is not None and leaf.slot.endswith("/*"):
-                taken.add((leaf.slot, span.start))
-            placed.append(GroundedLeaf(leaf, span, sure.get(prefix + leaf.path), run))
-        return Candidate(data, placed) if not drop else _without(data, placed, drop)
+    def _places(self, entities: Sequence[Sequence[Leaf]], grounders: Sequence[Grounder]) -> list[list[Span]]:
+        """A span for each value, by the first grounder that finds it."""
+        placed = [[NOWHERE] * len(entity) for entity in entities]
+        for grounder in grounders:
+            missing = [[n for n, span in enumerate(spans) if span.start is None] for spans in placed]
+            asked = [[entity[n] for n in numbers] for entity, numbers in zip(entities, missing, strict=True)]
+            answers = grounder.place(asked, many=self.schema.many)
+            for spans, numbers, answer in zip(placed, missing, answers, strict=True):
+                for number, span in zip(numbers, answer, strict=True):
+                    spans[number] = span
+        return placed
 
-    def _problem(self, leaf: Leaf, span: Span, taken: set[tuple[str, int]]) -> str | None:
-        """Why a value must go: it has no source where the schema asks for one, or it is an item of a list that was
-        said before and stands in the text no second time (a model going in circles)."""
+    def _supported(self, data: dict[str, Any], grounded: Sequence[GroundedLeaf]) -> Candidate:
+        """The entity without the values that must go."""
+        kept: list[GroundedLeaf] = []
+        drop: list[str] = []
+        taken: set[tuple[str, int | None, int | None]] = set()
+        for entry in grounded:
+            leaf, span = entry.leaf, entry.span
+            if self._lacks_source(leaf, span):
+                problem = "it is not in the text"
+                self.left_out += 1
+            elif leaf.slot.endswith("/*") and (leaf.slot, span.start, span.end) in taken:
+                problem = "it repeats an item of the list"  # a model going in circles
+            else:
+                if span.start is not None:
+                    taken.add((leaf.slot, span.start, span.end))
+                kept.append(entry)
+                continue
+            self.notes.append(f"{leaf.path}: {str(leaf.value)[:80]!r} left out: {problem}")
+            drop.append(leaf.path)
+        return Candidate(data, kept) if not drop else _without(data, kept, drop)
+
+    def _lacks_source(self, leaf: Leaf, span: Span) -> bool:
+        """Whether the schema asks for a source and there is none."""
         name = leaf.path.split("/", 2)[1].replace("~1", "/").replace("~0", "~")
-        if span.start is None:
-            return "it is not in the text" if name in self.schema.grounded_required and not leaf.derived else None
-        repeated = leaf.slot.endswith("/*") and (leaf.slot, span.start) in taken
-        return "it repeats an item of the list" if repeated else None
+        return span.start is None and name in self.schema.grounded_required and not leaf.derived
 
     def _value(self, completion: Completion) -> Any:
         if completion.refusal or completion.finish_reason == "content_filter":
@@ -336,12 +357,6 @@ def _part(chunk: Chunk, start: int, end: int) -> Chunk:
     text = chunk.text[start:end]
     tokens = max(1, math.ceil(chunk.token_count * len(text) / max(1, len(chunk.text))))
     return Chunk(chunk.ordinal, chunk.start + start, chunk.start + end, text, chunk.heading_path, tokens)
-
-
-def _hints(leaf: Leaf) -> list[str]:
-    """Words of the field's name, by which the right one of several equal short values is known."""
-    name = leaf.slot.rstrip("/*").rpartition("/")[2]
-    return [word[:5] for word in name.replace("-", "_").lower().split("_") if len(word) > 2]
 
 
 def _without(data: dict[str, Any], placed: Sequence[GroundedLeaf], drop: Sequence[str]) -> Candidate:

@@ -1,45 +1,32 @@
 """Where a value stands in the text: exactly, after normalisation, nearly, or nowhere.
 
-An exact match has the value's characters. A normalised one differs in case, blanks, Unicode form, quotes, dashes,
-soft hyphens, zero-width characters or Markdown's own marks, or writes the same number, date or duration another way.
-A fuzzy one lies inside one sentence and is alike for at least `FUZZY_THRESHOLD`, with the same numbers. Values of an
-enumeration and booleans are the model's words, not the text's: they have no source.
+An exact match has the value's characters. A normalised one differs in what `pipeline.folding` evens out, or writes the
+same date, duration, time, quantity or number another way (`pipeline.values`, `.dates`, `.quantities`). A fuzzy one lies
+inside one sentence and is alike, with the same numbers (`pipeline.fuzzy`). Values of an enumeration and booleans are
+the model's words, not the text's: they have no source. Which of several places a value takes is decided for all values
+of an answer together (`pipeline.places`).
 """
 
 from __future__ import annotations
 
-import re
-import unicodedata
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
-from rapidfuzz import fuzz
-
+from pipeline import dates, quantities, values
+from pipeline.folding import Folded, fold, on_borders
+from pipeline.fuzzy import Words
+from pipeline.places import Options, Value, place
 from pipeline.schema import ExtractionSchema
-from pipeline.values import find_dates, find_durations, find_numbers, parse_date, parse_minutes
 
-FUZZY_THRESHOLD = 85.0  # rapidfuzz's partial ratio, 0 to 100
-MIN_FUZZY_CHARS = 8  # shorter values are alike too easily
-MAX_FUZZY_SENTENCES = 200  # that share most words with the value
-SHORT_CHARS = 4  # up to this length the right place is chosen by the words around it
-
-_SENTENCE = re.compile(r"[^\n.!?。！？]+(?:[.!?。！？](?!\s)[^\n.!?。！？]*)*[.!?。！？]*")
-_WORD = re.compile(r"\w+")
-_DIGITS = re.compile(r"\d+")
-_FOLD = str.maketrans(
-    {
-        **dict.fromkeys("‘’‚‛′`´ʼ", "'"),
-        **dict.fromkeys("“”„‟″«»", '"'),
-        **dict.fromkeys("‐‑‒–—―−﹘﹣－", "-"),
-        **dict.fromkeys("\u00ad\u200b\u200c\u200d\u2060\ufeff\u200e\u200f", ""),
-        **dict.fromkeys("|*#>", " "),
-        "⁄": "/",
-    }
-)
+SHORT_CHARS = 4  # up to this length the words around a value tell which of several places is meant
+CUT_CHARS = 8  # of this length, or of several words, a value may begin or end inside a word of the text
+HINTED = -3.0  # cost of a place on whose line the field's name stands
+SECOND_CHOICE = 1.5  # cost of a normalised place where an exact one is not enough for all equal values
 
 
 class Grounding(StrEnum):
@@ -69,182 +56,196 @@ class Leaf:
     value: Any
     derived: bool  # from an enumeration, or a boolean
 
+    @property
+    def steps(self) -> tuple[str | int, ...]:
+        """The pointer's steps, list positions as integers."""
+        pairs = zip(self.path.split("/")[1:], self.slot.split("/")[1:], strict=True)
+        return tuple(int(step) if slot == "*" and step.isdigit() else step for step, slot in pairs)
+
 
 NOWHERE = Span(Grounding.NONE)
 
 
-class Grounder:
-    """Grounds the values of one answer in the regions that the model saw, in document order.
+class _Place(NamedTuple):
+    start: int
+    end: int
+    status: Grounding
+    cost: float = 0.0
 
-    Each slot (`/items/*/name`) has a cursor behind its last match, so that a value which stands twice is found twice;
-    a value that is not found behind it is searched from the start."""
+
+@dataclass(frozen=True)
+class _Found:
+    """The places of one value, by start. `hinted`: it is short, or was matched by value, so that the field's name on
+    the line tells it from its equals."""
+
+    places: Sequence[_Place] = ()
+    hinted: bool = False
+
+
+class Grounder:
+    """Grounds the values of an answer in the regions that the model saw."""
 
     def __init__(self, text: str, regions: Sequence[tuple[int, int]] | None = None) -> None:
         self._text = text
         self._regions = _merged(regions if regions is not None else [(0, len(text))], text)
-        self._cursors: dict[str, int] = {}
 
-    def find(self, leaf: Leaf, *, near: int | None = None, hints: Iterable[str] = ()) -> Span:
-        """The span of one value. `near`: prefer the occurrence closest to this offset over the next one in order.
-        `hints`: words (of the field's name) that decide between occurrences of a short value."""
+    def find(self, leaf: Leaf) -> Span:
+        """The span of a value that stands alone."""
+        return self.place([[leaf]])[0][0]
+
+    def place(self, entities: Sequence[Sequence[Leaf]], *, many: bool = False) -> list[list[Span]]:
+        """A span for each leaf of each entity, in the order given. `many`: the entities are a list from one text, in
+        the order in which the model read them."""
+        wanted: list[Leaf] = [leaf for leaves in entities for leaf in leaves]
+        kinds = [(leaf.slot, type(leaf.value), leaf.value) for leaf in wanted]
+        needed = Counter(kinds)
+        found: dict[object, _Found] = {}
+        options: dict[object, Options] = {}
+        asked: list[Value] = []
+        owners = [number for number, leaves in enumerate(entities) for _ in leaves]
+        for owner, leaf, kind in zip(owners, wanted, kinds, strict=True):
+            if kind not in found:
+                found[kind] = self._find(leaf, needed[kind])
+                options[kind] = self._options(leaf, found[kind])
+            asked.append(Value(owner, leaf.steps, kind, options[kind]))
+        chosen = place(asked, many=many)
+        spans = iter([_span(found[kind], option) for kind, option in zip(kinds, chosen, strict=True)])
+        return [list(islice(spans, len(leaves))) for leaves in entities]
+
+    def _options(self, leaf: Leaf, found: _Found) -> Options:
+        hints = _hints(leaf) if found.hinted and len(found.places) > 1 else ()
+        return Options.of(
+            [
+                (place.start, place.end, place.cost + (HINTED if hints and self._line_has(place.start, hints) else 0.0))
+                for place in found.places
+            ]
+        )
+
+    def _find(self, leaf: Leaf, needed: int) -> _Found:
+        """Where the value may stand, by the first way of looking that finds it. `needed`: how many values are equal."""
         value = leaf.value
-        if value is None or leaf.derived or isinstance(value, bool) or not str(value).strip():
-            return NOWHERE
-        cursor = self._cursors.get(leaf.slot, 0)
-        span = self._number(value, cursor, near) if isinstance(value, int | float) else NOWHERE
-        if span is NOWHERE:
-            span = self._string(str(value), cursor, near, tuple(hints))
-        if span.end is not None:
-            self._cursors[leaf.slot] = span.end
-        return span
+        if leaf.derived or isinstance(value, bool) or not str(value).strip():
+            return _Found()
+        if isinstance(value, int | float):
+            found = self._number(value, leaf)
+            if found.places:
+                return found
+        return self._string(str(value).strip(), needed)
 
-    def _string(self, value: str, cursor: int, near: int | None, hints: tuple[str, ...]) -> Span:
-        stripped = value.strip()
-        exact = [(start, start + len(stripped)) for start in self._occurrences(stripped)]
-        if chosen := self._choose(exact, cursor, near, hints if len(stripped) <= SHORT_CHARS else ()):
-            return Span(Grounding.EXACT, *chosen)
-        folded = [self._normal.span(start, end) for start, end in self._normal.occurrences(stripped)]
-        if chosen := self._choose(folded, cursor, near, hints if len(stripped) <= SHORT_CHARS else ()):
-            return Span(Grounding.NORMALISED, *chosen)
-        if (day := parse_date(stripped)) is not None:
-            dates = [(start, end) for found, start, end in self._dates if day in found]
-            if chosen := self._choose(dates, cursor, near, ()):
-                return Span(Grounding.NORMALISED, *chosen)
-        if any(character.isdigit() for character in stripped) and (minutes := parse_minutes(stripped)) is not None:
-            durations = [(start, end) for found, start, end in self._durations if found == minutes]
-            if not stripped.isdigit() and (chosen := self._choose(durations, cursor, near, hints)):
-                return Span(Grounding.NORMALISED, *chosen)
-        return self._fuzzy(stripped)
+    def _string(self, value: str, needed: int) -> _Found:
+        short = len(value) <= SHORT_CHARS
+        literal = list(self._occurrences(value))
+        exact = [span for span in literal if on_borders(self._text, *span)]
+        if len(exact) >= needed:
+            return _Found([_Place(*span, Grounding.EXACT) for span in exact], short)
+        wanted = fold(value)
+        folded = set(self._folded.occurrences(wanted)).difference(exact)
+        if exact or folded:
+            places = [_Place(*span, Grounding.EXACT) for span in exact]
+            places += [_Place(*span, Grounding.NORMALISED, SECOND_CHOICE) for span in folded]
+            return _Found(sorted(places), short)
+        if same := self._by_value(value):
+            return _Found([_Place(*span, Grounding.NORMALISED) for span in sorted(set(same))], hinted=True)
+        if literal and (len(value) >= CUT_CHARS or " " in value):
+            return _Found([_Place(*span, Grounding.EXACT) for span in literal])
+        near = self._words.find(value, wanted)
+        best = max((score for _, _, score in near), default=0.0)
+        costs = {self._folded.span(start, end): best - score for start, end, score in near}
+        return _Found([_Place(*span, Grounding.FUZZY, cost) for span, cost in sorted(costs.items())])
 
-    def _number(self, value: float, cursor: int, near: int | None) -> Span:
-        same = [(start, end) for readings, start, end in self._numbers if value in readings]
-        chosen = self._choose(same, cursor, near, ())
-        if not chosen:
-            return NOWHERE
-        literal = self._text[chosen[0] : chosen[1]]
-        return Span(Grounding.EXACT if literal == str(value) else Grounding.NORMALISED, *chosen)
+    def _number(self, value: float, leaf: Leaf) -> _Found:
+        spans = {(start, end) for readings, start, end in self._numbers if value in readings}
+        if not spans and (minutes := values.in_minutes(value, _hints(leaf))) is not None:
+            spans = {(start, end) for found, start, end in self._durations if values.alike(found, minutes)}
+        return _Found([_Place(*span, self._number_status(span, value)) for span in sorted(spans)], hinted=True)
 
-    def _occurrences(self, value: str) -> Iterator[int]:
+    def _number_status(self, span: tuple[int, int], value: float) -> Grounding:
+        return Grounding.EXACT if self._text[slice(*span)] == str(value) else Grounding.NORMALISED
+
+    def _by_value(self, value: str) -> list[tuple[int, int]]:
+        """Where the same date, month, time, duration, quantity or number stands, written another way."""
+        if not any(character.isnumeric() for character in value):
+            return []
+        if days := dates.read_date(value):
+            of_year = {(day.month, day.day) for day in days}
+            return [(start, end) for found, start, end in self._dates if found & days] or [
+                (start, end) for found, start, end in self._days_of_year if found & of_year
+            ]
+        if month := dates.read_month(value):
+            return [(start, end) for found, start, end in self._months if month in found]
+        same: list[tuple[int, int]] = []
+        if clock := dates.read_time(value):
+            same += [(start, end) for found, start, end in self._times if found == clock]
+        minutes = values.parse_minutes(value)
+        if minutes is not None and not value.isdigit():
+            same += [(start, end) for found, start, end in self._durations if values.alike(found, minutes)]
+        if amounts := quantities.read_quantity(value):
+            same += [(start, end) for found, start, end in self._quantities if quantities.alike(found, amounts)]
+        if not same and (numbers := values.read_number(value)):
+            same = [(start, end) for found, start, end in self._numbers if found & numbers]
+        return same
+
+    def _occurrences(self, value: str) -> Iterator[tuple[int, int]]:
         for start, end in self._regions:
             at = self._text.find(value, start, end)
             while at >= 0:
-                if _on_borders(self._text, at, at + len(value)):
-                    yield at
+                yield at, at + len(value)
                 at = self._text.find(value, at + 1, end)
 
-    def _choose(
-        self, found: Sequence[tuple[int, int]], cursor: int, near: int | None, hints: tuple[str, ...]
-    ) -> tuple[int, int] | None:
-        if not found:
-            return None
-        if near is not None:
-            return min(found, key=lambda span: abs(span[0] - near))
-        if hints and len(found) > 1:
-            hinted = [span for span in found if self._line_has(span[0], hints)]
-            found = hinted or found
-        return next((span for span in found if span[0] >= cursor), found[0])
-
-    def _line_has(self, place: int, words: tuple[str, ...]) -> bool:
-        start = self._text.rfind("\n", 0, place) + 1
-        end = self._text.find("\n", place)
+    def _line_has(self, offset: int, words: Sequence[str]) -> bool:
+        start = self._text.rfind("\n", 0, offset) + 1
+        end = self._text.find("\n", offset)
         line = self._text[start : end if end >= 0 else len(self._text)].casefold()
         return any(word in line for word in words)
 
-    def _fuzzy(self, value: str) -> Span:
-        wanted = _fold(value)
-        words = set(_WORD.findall(wanted))
-        if len(wanted) < MIN_FUZZY_CHARS or not words:
-            return NOWHERE
-        numbers = sorted(_DIGITS.findall(wanted))
-        ranked = sorted(self._sentences, key=lambda item: len(words & item[2]), reverse=True)[:MAX_FUZZY_SENTENCES]
-        best, best_score = NOWHERE, FUZZY_THRESHOLD
-        for start, end, present in ranked:
-            if len(words & present) * 2 < len(words):
-                break
-            sentence = self._normal.between(start, end)
-            if len(sentence) < len(wanted) * 0.6:
-                continue
-            found = fuzz.partial_ratio_alignment(wanted, sentence, score_cutoff=best_score)
-            if found is None or found.score < best_score or (found.score == best_score and best is not NOWHERE):
-                continue
-            first, last = _to_words(sentence, found.dest_start, found.dest_end)
-            if sorted(_DIGITS.findall(sentence[first:last])) != numbers:
-                continue
-            offset = self._normal.index(start)
-            best = Span(Grounding.FUZZY, *self._normal.span(offset + first, offset + last))
-            best_score = found.score
-        return best
+    @cached_property
+    def _folded(self) -> Folded:
+        return Folded(self._text, self._regions)
 
     @cached_property
-    def _normal(self) -> _Normalised:
-        return _Normalised(self._text, self._regions)
-
-    @cached_property
-    def _sentences(self) -> list[tuple[int, int, set[str]]]:
-        return [
-            (match.start(), match.end(), set(_WORD.findall(self._normal.between(match.start(), match.end()))))
-            for start, end in self._regions
-            for match in _SENTENCE.finditer(self._text, start, end)
-        ]
+    def _words(self) -> Words:
+        return Words(self._text, self._regions, self._folded)
 
     @cached_property
     def _numbers(self) -> list[tuple[set[float], int, int]]:
-        return [found for start, end in self._regions for found in find_numbers(self._text, start, end)]
+        return [found for start, end in self._regions for found in values.find_numbers(self._text, start, end)]
 
     @cached_property
     def _durations(self) -> list[tuple[float, int, int]]:
-        return [found for start, end in self._regions for found in find_durations(self._text, start, end)]
+        return [found for start, end in self._regions for found in values.find_durations(self._text, start, end)]
 
     @cached_property
-    def _dates(self) -> list[tuple[set[Any], int, int]]:
-        return [found for start, end in self._regions for found in find_dates(self._text, start, end)]
+    def _quantities(self) -> list[tuple[set[quantities.Amount], int, int]]:
+        return [found for start, end in self._regions for found in quantities.find_quantities(self._text, start, end)]
+
+    @cached_property
+    def _dates(self) -> list[tuple[set[dates.date], int, int]]:
+        return [found for start, end in self._regions for found in dates.find_dates(self._text, start, end)]
+
+    @cached_property
+    def _days_of_year(self) -> list[tuple[set[tuple[int, int]], int, int]]:
+        return [found for start, end in self._regions for found in dates.find_days_of_year(self._text, start, end)]
+
+    @cached_property
+    def _months(self) -> list[tuple[set[tuple[int, int]], int, int]]:
+        return [found for start, end in self._regions for found in dates.find_months(self._text, start, end)]
+
+    @cached_property
+    def _times(self) -> list[tuple[tuple[int, int], int, int]]:
+        return [found for start, end in self._regions for found in dates.find_times(self._text, start, end)]
 
 
-class _Normalised:
-    """The regions folded (see `_fold`), and for each folded character the offset it came from."""
+def _span(found: _Found, option: int | None) -> Span:
+    if option is None:
+        return NOWHERE
+    place = found.places[option]
+    return Span(place.status, place.start, place.end)
 
-    def __init__(self, text: str, regions: Sequence[tuple[int, int]]) -> None:
-        characters: list[str] = []
-        starts: list[int] = []
-        ends: list[int] = []
-        for first, last in regions:
-            if characters:
-                characters.append("\n")
-                starts.append(first)
-                ends.append(first)
-            for start, end in _clusters(text, first, last):
-                piece = _fold_cluster(text[start:end])
-                if piece == " " and characters and characters[-1] in " \n":
-                    continue
-                for character in piece:
-                    characters.append(character)
-                    starts.append(start)
-                    ends.append(end)
-        self._text, self._starts, self._ends = "".join(characters), starts, ends
 
-    def occurrences(self, value: str) -> Iterator[tuple[int, int]]:
-        wanted = _fold(value)
-        if not wanted:
-            return
-        at = self._text.find(wanted)
-        while at >= 0:
-            if _on_borders(self._text, at, at + len(wanted)):
-                yield at, at + len(wanted)
-            at = self._text.find(wanted, at + 1)
-
-    def span(self, start: int, end: int) -> tuple[int, int]:
-        """Folded positions as raw offsets."""
-        return self._starts[start], self._ends[end - 1]
-
-    def index(self, raw: int) -> int:
-        """The folded position of a raw offset."""
-        at = bisect_right(self._starts, raw) - 1
-        while at > 0 and self._starts[at - 1] == self._starts[at] == raw:
-            at -= 1
-        return at if at >= 0 and self._starts[at] == raw else at + 1
-
-    def between(self, start: int, end: int) -> str:
-        return self._text[self.index(start) : self.index(end)]
+def _hints(leaf: Leaf) -> tuple[str, ...]:
+    """Words of the field's name, by which the right one of several equal short values is known."""
+    name = leaf.slot.rstrip("/*").rpartition("/")[2]
+    return tuple(word[:5] for word in name.replace("-", "_").lower().split("_") if len(word) > 2)
 
 
 def leaves(value: Any, schema: ExtractionSchema) -> list[Leaf]:
@@ -276,53 +277,3 @@ def _merged(regions: Sequence[tuple[int, int]], text: str) -> list[tuple[int, in
         else:
             found.append((start, end))
     return found
-
-
-def _on_borders(text: str, start: int, end: int) -> bool:
-    """Not inside a longer word or number: `4` is not in `24`, nor `cat` in `catalogue`. Scripts without blanks
-    between words have no such borders."""
-    if start > 0 and _joined(text[start - 1], text[start]):
-        return False
-    return not (end < len(text) and _joined(text[end - 1], text[end]))
-
-
-def _joined(left: str, right: str) -> bool:
-    if left.isdigit() or right.isdigit():
-        return left.isdigit() and right.isdigit()
-    return left.isalpha() and right.isalpha() and left < "\u0e00" and right < "\u0e00"
-
-
-def _clusters(text: str, first: int, last: int) -> Iterator[tuple[int, int]]:
-    """Characters with the combining marks that follow them, which compose with them."""
-    start = first
-    while start < last:
-        end = start + 1
-        while end < last and not text[end].isascii() and unicodedata.combining(text[end]):
-            end += 1
-        yield start, end
-        start = end
-
-
-def _fold_cluster(piece: str) -> str:
-    if piece.isascii():
-        folded = piece.translate(_FOLD).lower()
-    else:
-        folded = unicodedata.normalize("NFKC", piece.translate(_FOLD)).translate(_FOLD).casefold()
-    return " " if folded.isspace() else folded.replace(" ", "")
-
-
-def _fold(value: str) -> str:
-    pieces = "".join(_fold_cluster(value[start:end]) for start, end in _clusters(value, 0, len(value)))
-    return " ".join(pieces.split())
-
-
-def _to_words(sentence: str, start: int, end: int) -> tuple[int, int]:
-    while start > 0 and sentence[start - 1].isalnum() and sentence[start].isalnum():
-        start -= 1
-    while end < len(sentence) and sentence[end - 1].isalnum() and sentence[end].isalnum():
-        end += 1
-    while start < end and sentence[start].isspace():
-        start += 1
-    while end > start and sentence[end - 1].isspace():
-        end -= 1
-    return start, end

@@ -25,6 +25,7 @@ HTML, XHTML, TEXT = "text/html", "application/xhtml+xml", "text/plain"
 MARKDOWN, PDF, JSONL = "text/markdown", "application/pdf", "application/x-ndjson"
 
 SNIFF_BYTES = 65536
+SNIFF_LINES = 100
 MAX_METADATA_CHARS = 4096  # of one extra field of a dump
 DEFAULT_FIELDS = {"url": "url", "html": "html", "text": "text", "title": "title"}
 
@@ -128,9 +129,17 @@ def sniff(head: bytes, *, complete: bool = True) -> str | None:
 
 
 def _is_json_line(text: str, complete: bool) -> bool:
-    line, newline, _ = text.lstrip().partition("\n")
-    if not newline and not complete:
+    """Whether records begin here, one a line. The first may be broken: then a later one has to be whole, or all of a
+    dump would pass for prose because of one bad line."""
+    lines = text.lstrip().split("\n")
+    if len(lines) == 1 and not complete:
         return True  # the first record is longer than what was looked at
+    if not _JSON_LINE.match(lines[0]):
+        return False  # one object over many lines
+    return any(map(_is_record, lines[:SNIFF_LINES]))
+
+
+def _is_record(line: str) -> bool:
     try:
         return isinstance(json.loads(line), dict)
     except (ValueError, RecursionError):

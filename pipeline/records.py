@@ -88,6 +88,7 @@ class Progress:
     elapsed_seconds: float
     rate: float | None
     eta_seconds: float | None
+    left_out: int = 0  # values that the schema wants a source for and that the text does not have
 
     @property
     def finished(self) -> int:

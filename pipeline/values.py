@@ -1,16 +1,17 @@
-"""Numbers, dates and durations as texts write them: the value behind the words, and where the words are."""
+"""Numbers and durations as texts write them: the value behind the words, and where the words are."""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator
-from datetime import date, datetime
+from collections.abc import Iterator, Sequence
 
 _SCALES = {
     "thousand": 1e3, "k": 1e3, "tsd": 1e3, "mille": 1e3,
     "million": 1e6, "millions": 1e6, "mio": 1e6, "m": 1e6, "mn": 1e6,
     "billion": 1e9, "billions": 1e9, "bn": 1e9, "mrd": 1e9,
-    "trillion": 1e12, "trillions": 1e12,
+    "trillion": 1e12, "trillions": 1e12, "lakh": 1e5, "crore": 1e7,
+    "千": 1e3, "万": 1e4, "萬": 1e4, "만": 1e4, "億": 1e8, "亿": 1e8, "억": 1e8, "兆": 1e12,
 }  # fmt: skip
 _NUMBER_WORDS = {
     word: number
@@ -30,63 +31,45 @@ _FRACTIONS = {
     "⅝": 5 / 8,
     "⅞": 7 / 8,
 }
+_ARABIC_MARKS = str.maketrans("٬٫", ",.")
+# Not inside a word or another number; a script without blanks between words (from U+0E00 on) is no border's want.
 _NUMBER = re.compile(
-    r"(?<![\w.,])(?P<sign>[-−])?(?:"
-    r"(?P<whole>\d{1,15}(?:[.,'\u202f\u00a0 ]\d{3}){0,5}(?!\d))(?P<decimals>[.,]\d{1,15})?"
+    r"(?<![\d.,])(?<![^\W\u0e00-\uffff])(?P<sign>[-−])?(?:"
+    r"(?P<whole>\d{1,15}(?:[.,٬'’\u202f\u00a0 ]\d{3}){0,5}(?!\d))(?P<decimals>[.,٫]\d{1,15})?"
     r"(?:\s?(?P<glyph>[½¼¾⅓⅔⅛⅜⅝⅞]))?"
-    r"|(?P<plain>\d{1,18}(?:[.,]\d{1,15})?)"
+    r"|(?P<plain>\d{1,18}(?:[.,٫]\d{1,15})?)"
     r"|(?P<lone>[½¼¾⅓⅔⅛⅜⅝⅞])"
-    r")(?![\d])(?:[ \u00a0-]?(?P<scale>thousand|k|tsd|mille|millions?|mio|mn?|billions?|bn|mrd|trillions?)\b\.?)?",
+    r")(?![\d])(?:[ \u00a0-]?(?P<scale>"
+    r"(?:thousand|k|mille|millions?|mn?|billions?|bn|trillions?|lakh|crore|(?:tsd|mio|mrd)\b\.?)(?!\w)|[千万萬만億亿억兆]))?",
     re.IGNORECASE,
 )
 _NUMBER_WORD = re.compile(r"\b(?:" + "|".join(_NUMBER_WORDS) + r")\b", re.IGNORECASE)
 
-_MONTHS = {
-    name: number
-    for number, names in enumerate(
-        (
-            "january jan januar janvier enero gennaio januari janeiro jänner",
-            "february feb februar février fevrier febrero febbraio februari fevereiro",
-            "march mar märz maerz mars marzo maart março",
-            "april apr avril abril aprile",
-            "may mai mayo maggio mei maio maj",
-            "june jun juni juin junio giugno junho",
-            "july jul juli juillet julio luglio julho",
-            "august aug août aout agosto augustus augusti",
-            "september sep sept septembre septiembre settembre setembro",
-            "october oct oktober okt octobre octubre ottobre outubro",
-            "november nov novembre noviembre novembro",
-            "december dec dezember dez décembre decembre diciembre dicembre dezembro",
-        ),
-        1,
-    )
-    for name in names.split()
-}
-_MONTH = "|".join(sorted(_MONTHS, key=len, reverse=True))
-_DATES = (
-    re.compile(r"\b(?P<y>\d{4})[-/.](?P<m>\d{1,2})[-/.](?P<d>\d{1,2})(?!\d)"),
-    re.compile(r"\b(?P<a>\d{1,2})[-/.](?P<b>\d{1,2})[-/.](?P<y>\d{4}|\d{2})(?!\d)"),
-    re.compile(
-        rf"\b(?P<d>\d{{1,2}})(?:st|nd|rd|th|\.|º|er)?\s+(?:de\s+|of\s+)?(?P<n>{_MONTH})\.?,?"
-        r"\s+(?:de\s+)?(?P<y>\d{4})\b",
-        re.I,
-    ),
-    re.compile(rf"\b(?P<n>{_MONTH})\.?\s+(?P<d>\d{{1,2}})(?:st|nd|rd|th)?,?\s+(?P<y>\d{{4}})\b", re.I),
-)  # fmt: skip
-_ISO_DATE = re.compile(r"^(\d{4})-(\d{2})-(\d{2})(?:[T ]\d{2}:\d{2}.*)?$")
-
+_YEAR = 365.25 * 1440.0  # twelve months, so that a year is one
 _UNIT_MINUTES = (
-    (re.compile(r"^(?:d|days?|tage?|jours?|días?|giorn[oi]|dagen|dag)$"), 1440.0),
+    (re.compile(r"^(?:y|yrs?|years?|jahre?|ans?|années?|años?|anni|anos|jaar|år)$"), _YEAR),
+    (re.compile(r"^(?:months?|monate?n?|mois|mes(?:es)?|mesi|maand(?:en)?|måneder)$"), _YEAR / 12),
+    (re.compile(r"^(?:wks?|weeks?|wochen?|semaines?|semanas?|settiman[ae]|we(?:ek|ken)|uker?|veckor)$"), 7 * 1440.0),
+    (re.compile(r"^(?:d|days?|tage?n?|jours?|días?|dias?|giorn[oi]|dagen|dag|日間?|天|일)$"), 1440.0),
     (
-        re.compile(r"^(?:h|hrs?|hours?|std?|stunden?|heures?|horas?|or[ae]|uur|uren|tim|timmar|timer?|saat|godz\w*)$"),
+        re.compile(
+            r"^(?:h|hrs?|hours?|std?|stunden?|heures?|horas?|or[ae]|uur|uren|tim|timmar|timer?|saat|godz\w*|час\w*|ч"
+            r"|時間|小时|小時|시간)$"
+        ),
         60.0,
     ),
-    (re.compile(r"^(?:m|mins?|minut\w*|minuten|dk|dakika|мин\w*|分|分钟)$"), 1.0),
-    (re.compile(r"^(?:s|secs?|seconds?|sek\w*|secondes?|segundos?|secondi)$"), 1 / 60),
+    (re.compile(r"^(?:m|mins?|minut\w*|minuten|dk|dakika|мин\w*|分|分間|分钟|分鐘|분)$"), 1.0),
+    (re.compile(r"^(?:s|secs?|seconds?|sek\w*|secondes?|segundos?|secondi|秒|초)$"), 1 / 60),
 )
-_DURATION_PART = re.compile(r"(\d+(?:[.,]\d+)?)?\s*([½¼¾⅓⅔])?\s*(?:[-–]|to)?\s*([^\W\d_]+|分)")
+_DURATION_PART = re.compile(
+    r"(\d+(?:[.,]\d+)?)?\s*([½¼¾⅓⅔])?\s*(?:[-–]|to)?\s*([^\W\d_\u0e00-\uffff]+|時間|小时|小時|시간|分間|分钟|分鐘|日間|[分분天일日秒초])"
+)
 _TOGETHER = re.compile(r"[ \u00a0]*(?:,|and|und|et|en|y|e)?[ \u00a0]*")
-_ISO_DURATION = re.compile(r"^P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)S)?)?$")
+_ISO_DURATION = re.compile(
+    r"^P(?=.)" + "".join(rf"(?:(\d+(?:[.,]\d+)?){unit})?" for unit in "YMWD")
+    + r"(?:T(?=.)" + "".join(rf"(?:(\d+(?:[.,]\d+)?){unit})?" for unit in "HMS") + ")?$"
+)  # fmt: skip
+_ISO_MINUTES = (_YEAR, _YEAR / 12, 7 * 1440.0, 1440.0, 60.0, 1.0, 1 / 60)
 _CLOCK = re.compile(r"^(\d{1,2}):([0-5]\d)(?::[0-5]\d)?$")
 
 
@@ -114,7 +97,7 @@ def _readings(match: re.Match[str], *, scaled: bool = True) -> set[float]:
         values = _number_readings(match["plain"] or match["whole"] + (match["decimals"] or ""))
         if match["glyph"]:
             values = {value + _FRACTIONS[match["glyph"]] for value in values}
-    factor = _SCALES.get((match["scale"] or "").lower(), 1.0) if scaled else 1.0
+    factor = _SCALES.get((match["scale"] or "").lower().rstrip("."), 1.0) if scaled else 1.0
     sign = -1.0 if match["sign"] else 1.0
     return {sign * value * factor for value in values} | (
         {value * factor for value in values} if match["sign"] else set()
@@ -122,7 +105,7 @@ def _readings(match: re.Match[str], *, scaled: bool = True) -> set[float]:
 
 
 def _number_readings(digits: str) -> set[float]:
-    plain = re.sub(r"['\u202f\u00a0 ]", "", digits)
+    plain = re.sub(r"['’\u202f\u00a0 ]", "", digits.translate(_ARABIC_MARKS))
     found = set()
     for thousands, point in ((",", "."), (".", ",")):
         if re.fullmatch(
@@ -133,34 +116,15 @@ def _number_readings(digits: str) -> set[float]:
     return found
 
 
-def find_dates(text: str, start: int, end: int) -> Iterator[tuple[set[date], int, int]]:
-    """Each date in `text[start:end]`: the days it may mean (`3/4/2020` may be two), and its offsets."""
-    for pattern in _DATES:
-        for match in pattern.finditer(text, start, end):
-            groups = match.groupdict()
-            year = int(groups["y"])
-            year += 0 if year > 99 else 2000 if year < 70 else 1900
-            if groups.get("n"):
-                pairs = {(_MONTHS[groups["n"].lower()], int(groups["d"]))}
-            elif groups.get("a"):
-                first, second = int(groups["a"]), int(groups["b"])
-                pairs = {(first, second), (second, first)}
-            else:
-                pairs = {(int(groups["m"]), int(groups["d"]))}
-            days = {day for month, number in pairs if (day := _day(year, month, number))}
-            if days:
-                yield days, match.start(), match.end()
-
-
-def parse_date(value: str) -> date | None:
-    """The day of an ISO date or date-time; None for anything else."""
-    match = _ISO_DATE.match(value.strip())
-    if not match:
-        return None
-    try:
-        return datetime.fromisoformat(value.strip().replace("Z", "+00:00")).date()
-    except ValueError:
-        return _day(int(match[1]), int(match[2]), int(match[3]))
+def read_number(value: str) -> set[float]:
+    """The numbers that a value may mean which is one and nothing else: `1,200`, `2½`, `1.2 million`."""
+    whole = value.strip()
+    return {
+        reading
+        for readings, start, end in find_numbers(whole, 0, len(whole))
+        if end - start == len(whole)
+        for reading in readings
+    }
 
 
 def parse_minutes(value: str | float | None) -> float | None:
@@ -172,8 +136,7 @@ def parse_minutes(value: str | float | None) -> float | None:
         return float(value)
     text = value.strip()
     if iso := _ISO_DURATION.match(text.upper()):
-        days, hours, minutes, seconds = (int(part or 0) for part in iso.groups())
-        return days * 1440 + hours * 60 + minutes + seconds / 60
+        return sum(_amount(part, None) * unit for part, unit in zip(iso.groups(), _ISO_MINUTES, strict=True))
     if clock := _CLOCK.match(text):
         return int(clock[1]) * 60 + int(clock[2])
     total, found = 0.0, False
@@ -205,16 +168,24 @@ def find_durations(text: str, start: int, end: int) -> Iterator[tuple[float, int
         yield total, first, last
 
 
+def in_minutes(value: float, words: Sequence[str]) -> float | None:
+    """A bare number as a duration, by the first letters of a unit's name among `words` (those of its field's name):
+    90 of `total_minutes`. None when they name no unit."""
+    for word in words:
+        for beginning, minutes in (("minut", 1.0), ("hours", 60.0), ("secon", 1 / 60), ("days", 1440.0)):
+            if word.startswith(beginning):
+                return value * minutes
+    return None
+
+
+def alike(first: float, second: float) -> bool:
+    """Whether two durations are the same, rounding of seconds aside."""
+    return math.isclose(first, second, rel_tol=1e-9)
+
+
 def _unit(word: str) -> float | None:
     return next((minutes for pattern, minutes in _UNIT_MINUTES if pattern.match(word.lower())), None)
 
 
 def _amount(number: str | None, glyph: str | None) -> float:
     return float((number or "0").replace(",", ".")) + _FRACTIONS.get(glyph or "", 0.0)
-
-
-def _day(year: int, month: int, number: int) -> date | None:
-    try:
-        return date(year, month, number)
-    except ValueError:
-        return None

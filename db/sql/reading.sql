@@ -32,9 +32,10 @@ WHERE j.id = :job_id
 GROUP BY j.id;
 
 -- name: spent
--- A job's tokens and cost so far.
+-- A job's tokens and cost so far, and the values left out for want of a source. A step's other tries have no `write`.
 SELECT coalesce(sum(input_tokens), 0) AS input_tokens, coalesce(sum(cached_tokens), 0) AS cached_tokens,
-       coalesce(sum(output_tokens), 0) AS output_tokens, coalesce(sum(cost_usd), 0) AS cost_usd
+       coalesce(sum(output_tokens), 0) AS output_tokens, coalesce(sum(cost_usd), 0) AS cost_usd,
+       coalesce(sum(CAST(attributes ->> 'left_out' AS bigint)) FILTER (WHERE name = 'write'), 0) AS left_out
 FROM quarry.span WHERE job_id = :job_id;
 
 -- name: failures

@@ -1,6 +1,6 @@
 """The other end of a core, in an event loop: hands requests in, passes responses on, starts a crashed core anew.
 
-    starting ──Ready──▶ up ──end of the stream──▶ down ──pause over──▶ starting …
+    starting ──Ready──▶ up ──core ended, or hangs and is killed──▶ down ──pause over──▶ starting …
                          └──shutdown──▶ stopped
 
 Every request that `submit` accepts gets exactly one response with a finish reason, from the core or, when the core is
@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from inference.core.link import Link, StartFailed
 from inference.core.messages import (
     Accepted,
     Cancel,
@@ -27,8 +28,8 @@ from inference.core.messages import (
     Embedded,
     EmbedderInfo,
     Failed,
-    Frames,
     FromCore,
+    Pong,
     Progress,
     Ready,
     Rejected,
@@ -37,7 +38,6 @@ from inference.core.messages import (
     Submit,
     ToCore,
     frame,
-    from_core,
 )
 from inference.core.process import CoreProcess, Handle
 from inference.pace import Pace
@@ -64,9 +64,7 @@ KNOWN_GRAMMARS = 1024
 
 Sink = Callable[[Response], None]
 
-
-class StartFailed(ValueError):
-    """The core could not load what the configuration names. The message says what and why."""
+__all__ = ["CoreClient", "EmbeddingFailed", "Sink", "StartFailed", "State", "pause"]
 
 
 class State(StrEnum):
@@ -106,15 +104,14 @@ class CoreClient:
         self._stopping = False
         self._none_open = asyncio.Event()
         self._none_open.set()
-        self._transport: asyncio.Transport | None = None
+        self._link: Link | None = None
         self._keeper: asyncio.Task[None] | None = None
 
     # Life
 
     async def start(self) -> None:
         """Start the core and wait until it has loaded its models. Raises StartFailed."""
-        ended = await self._start_core()
-        self._keeper = asyncio.create_task(self._keep(ended))
+        self._keeper = asyncio.create_task(self._keep(await self._start_core()))
 
     async def shutdown(self, drain: bool = False, timeout: float | None = None) -> None:
         """End the core. With `drain`, requests under way are finished first, for at most `timeout` seconds; others end
@@ -130,52 +127,40 @@ class CoreClient:
             await asyncio.wait([self._keeper], timeout=STOP_SECONDS)
         self._keeper.cancel()
         await asyncio.wait([self._keeper])
-        if self._transport is not None:
-            self._transport.abort()
+        if self._link is not None:
+            self._link.drop()
         self._end_open(FinishReason.CANCELLED, "the engine is shutting down")
         self.state = State.STOPPED
         if self.core is not None:
             await asyncio.to_thread(self.core.end)
 
-    async def _start_core(self) -> asyncio.Future[None]:
-        """-> done when this core's stream has ended. Raises StartFailed."""
+    async def _start_core(self) -> Link:
+        """Raises StartFailed."""
         self.state = State.STARTING
-        loop = asyncio.get_running_loop()
-        ready: asyncio.Future[Ready] = loop.create_future()
         self.core = self._launch()
-        self.core.connection.setblocking(False)
-        stream = _Stream(self._take, ready)
-        # A connected pair of sockets is what asyncio calls an accepted one.
-        self._transport, _ = await loop.connect_accepted_socket(lambda: stream, self.core.connection)
-        self._send(self._start_message)
-        try:
-            self._ready = await ready
-        except StartFailed:
-            self._transport.abort()
-            await asyncio.to_thread(self.core.end)
-            raise
-        except ConnectionResetError:
-            raise StartFailed(f"the engine's core {await asyncio.to_thread(self.core.end)} while it started") from None
-        except asyncio.CancelledError:
-            self._transport.abort()
-            raise
+        self._link = await Link.open(self.core, self._start_message, self._take)
+        self._ready = self._link.ready
         self.state = State.UP
-        return stream.ended
+        return self._link
 
-    async def _keep(self, ended: asyncio.Future[None]) -> None:
-        """Start a core for each that crashes."""
+    async def _keep(self, link: Link) -> None:
+        """Start a core for each that crashes or hangs."""
         crashes = 0
         while True:
             up_at = time.monotonic()
-            await ended
+            hangs = await link.broken(self.config.stall_seconds)
             self.state = State.DOWN
             assert self.core is not None
             if self._stopping:
                 return
-            self._why_down = f"the engine's core {await asyncio.to_thread(self.core.end)}"
-            log.error("%s; %d requests are lost", self._why_down, len(self._open))
-            self._stats = EngineStats()
-            self._end_open(FinishReason.ERROR, f"{self._why_down}; it is being started anew")
+            if hangs:
+                # Its requests hear of it first: who hangs in a driver is long in dying.
+                self._lose(f"the engine's core made no turn for {self.config.stall_seconds:g} s and was killed")
+                link.drop()
+                self.core.kill()
+                await asyncio.to_thread(self.core.end)
+            else:
+                self._lose(f"the engine's core {await asyncio.to_thread(self.core.end)}")
             crashes = 1 if time.monotonic() - up_at > RAN_WELL_SECONDS else crashes + 1
             while True:
                 seconds = pause(crashes)
@@ -183,12 +168,18 @@ class CoreClient:
                 await asyncio.sleep(seconds)
                 self.restarts += 1
                 try:
-                    ended = await self._start_core()
+                    link = await self._start_core()
                     break
                 except (StartFailed, OSError) as error:
                     self.state, self._why_down, crashes = State.DOWN, str(error), crashes + 1
                     log.error("the core can't be started anew: %s", error)
             log.info("the core runs again")
+
+    def _lose(self, why: str) -> None:
+        self._why_down = why
+        log.error("%s; %d requests are lost", why, len(self._open))
+        self._stats = EngineStats()
+        self._end_open(FinishReason.ERROR, f"{why}; it is being started anew")
 
     # Requests
 
@@ -301,8 +292,8 @@ class CoreClient:
         self._write(frame(message))
 
     def _write(self, data: bytes) -> None:
-        assert self._transport is not None
-        self._transport.write(data)
+        assert self._link is not None
+        self._link.write(data)
 
     def _take(self, message: FromCore) -> None:
         match message:
@@ -319,7 +310,7 @@ class CoreClient:
                 answer = self._embeddings.get(number)
                 if answer is not None and not answer.done():
                     answer.set_result(message)
-            case Ready() | Failed():
+            case Ready() | Failed() | Pong():
                 log.warning("a core that runs already says %s", type(message).__name__)
 
     def _pass_on(self, response: Response) -> None:
@@ -361,29 +352,3 @@ class EmbeddingFailed(RuntimeError):
 def pause(crashes: int) -> float:
     """Seconds before the next start, after so many crashes in a row."""
     return min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** (min(crashes, 32) - 1))
-
-
-class _Stream(asyncio.Protocol):
-    """One core's frames. The first is `ready`'s."""
-
-    def __init__(self, take: Callable[[FromCore], None], ready: asyncio.Future[Ready]) -> None:
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._take = take
-        self._ready = ready
-        self._frames = Frames()
-
-    def data_received(self, data: bytes) -> None:
-        for content in self._frames.push(data):
-            message = from_core.decode(content)
-            if self._ready.done():
-                self._take(message)
-            elif isinstance(message, Ready):
-                self._ready.set_result(message)
-            elif isinstance(message, Failed):
-                self._ready.set_exception(StartFailed(message.error))
-
-    def connection_lost(self, _: Exception | None) -> None:
-        if not self._ready.done():
-            self._ready.set_exception(ConnectionResetError())
-        if not self.ended.done():
-            self.ended.set_result(None)

@@ -28,6 +28,8 @@ from inference.core.messages import (
     EmbedderInfo,
     Failed,
     Frames,
+    Ping,
+    Pong,
     Ready,
     Rejected,
     Start,
@@ -173,6 +175,8 @@ class Core:
                 self._cancel(request_id, reason)
             case Embed(number, texts):
                 self._embedding.submit(self._embed, number, texts)
+            case Ping():
+                self._outbox.say(Pong())
             case Stop():
                 self._stopping = True
             case Start():

@@ -5,6 +5,7 @@ client ──Submit──▶ core ──Accepted | Rejected──▶    only for
                    core ──Progress──▶               after each step that made tokens or changed a figure
 client ──Cancel──▶ core                             the request's last response follows in a Progress
 client ──Embed──▶ core ──Embedded──▶
+client ──Ping──▶ core ──Pong──▶                     in the loop's next turn: it does not hang
 client ──Stop──▶ core                               the last responses, then the end of the stream
 """
 
@@ -62,6 +63,10 @@ class Embed(msgspec.Struct, frozen=True, tag=True):
     texts: list[str]
 
 
+class Ping(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
 class Stop(msgspec.Struct, frozen=True, tag=True):
     """Requests under way end as cancelled."""
 
@@ -105,8 +110,12 @@ class Embedded(msgspec.Struct, frozen=True, tag=True):
     error: str | None = None
 
 
-ToCore = Start | Submit | Cancel | Embed | Stop
-FromCore = Ready | Failed | Accepted | Rejected | Progress | Embedded
+class Pong(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+ToCore = Start | Submit | Cancel | Embed | Ping | Stop
+FromCore = Ready | Failed | Accepted | Rejected | Progress | Embedded | Pong
 
 
 def _plain(value: Any) -> str:

@@ -14,11 +14,14 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from inference.core.loop import Core, Load
+
+log = logging.getLogger(__name__)
 
 _ROOT = Path(__file__).parents[2]
 END_SECONDS = 10.0  # for a core to end by itself once its connection has ended
@@ -29,8 +32,13 @@ class Handle(Protocol):
 
     connection: socket.socket
 
+    def kill(self) -> None:
+        """End it at once, whatever it does."""
+        ...
+
     def end(self) -> str:
-        """Wait until it has ended, kill it when it does not -> how it ended, in words. Blocks."""
+        """Wait until it has ended, kill it when it does not -> how it ended, in words. Blocks, for 2 END_SECONDS at
+        most: what hangs in a driver can't even be killed."""
         ...
 
 
@@ -54,13 +62,19 @@ class CoreProcess:
     def pid(self) -> int:
         return self._process.pid
 
+    def kill(self) -> None:
+        self._process.kill()
+
     def end(self) -> str:
         try:
             status = self._process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
-            return f"did not end within {END_SECONDS:g} s and was killed"
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(END_SECONDS)
+                return f"did not end within {END_SECONDS:g} s and was killed"
+            log.error("the core's process %d was killed and has not ended; it holds on to its memory", self.pid)
+            return "was killed and has not ended"
         return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
 
 
@@ -83,9 +97,12 @@ class CoreThread:
         if self.core is not None:
             self.core.run()
 
+    def kill(self) -> None:
+        """No thread can be killed. This one ends when it comes back to its loop, and finds no client."""
+
     def end(self) -> str:
-        self._thread.join()
-        return "ended"
+        self._thread.join(END_SECONDS)
+        return "has not ended, and is left behind" if self._thread.is_alive() else "ended"
 
 
 def _end_with(connection: socket.socket) -> None:

@@ -49,6 +49,15 @@ def parser() -> argparse.ArgumentParser:
     )
     flags.add_argument("--max-draft-tokens", type=int, default=defaults.max_draft_tokens, help="a request and step")
     flags.add_argument("--draft-model", help="a smaller model of the same vocabulary that proposes tokens")
+    flags.add_argument(
+        "--stall-seconds",
+        type=float,
+        default=defaults.stall_seconds,
+        help="a core whose loop stands still for so long is killed and started anew; inf: never",
+    )
+    flags.add_argument(
+        "--start-seconds", type=float, default=defaults.start_seconds, help="the same for loading the models"
+    )
     flags.add_argument("--api-key-file", type=Path, help="a file with the key that clients must send")
     flags.add_argument("--request-timeout", type=float, help="seconds a request may take, queue included")
     flags.add_argument("--log-level", default="INFO")
@@ -108,6 +117,8 @@ def build(args: argparse.Namespace) -> tuple[CoreClient, Tokenizer, FrontConfig]
         speculation=tuple(filter(None, args.speculation.split(","))),
         max_draft_tokens=args.max_draft_tokens,
         draft_model_path=locate(args.draft_model, home) if args.draft_model else None,
+        stall_seconds=args.stall_seconds,
+        start_seconds=args.start_seconds,
     )
     key = args.api_key_file.read_text().strip() if args.api_key_file else None
     start = Start(

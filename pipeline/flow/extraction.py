@@ -40,7 +40,7 @@ def extract_item(engine: Engine, item: Item, lease: Lease, trace: Trace, client:
     extraction = extract(document, item.schema, client, item.settings, search, trace)
     lease.check()
     with engine.begin() as connection:
-        with trace.span("write", entities=len(extraction.entities)):
+        with trace.span("write", entities=len(extraction.entities), left_out=extraction.left_out):
             finish(connection, item)
             write(connection, item, extraction, chunk_ids)
         store_spans(connection, item, trace)

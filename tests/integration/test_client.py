@@ -178,6 +178,20 @@ def test_costs_count_nothing_twice(client: Client) -> None:
     (model,) = client.costs("model")
     assert (model.group, model.input_tokens, model.output_tokens, model.cost_usd) == ("m", 100, 7, 0.75)
     assert client.costs("step", job_id=8) == []
+
+
+def test_progress_counts_the_values_left_out_of_what_was_written(client: Client) -> None:
+    client.add_schema("firm", SCHEMA)
+    job_id = client.submit([Rejected("file:x", "empty", "it has no bytes")], "firm").job_id
+    at = "2024-01-01T00:00:00Z"
+    row = {"trace_id": "t", "job_id": job_id, "started_at": at, "ended_at": at, "cost_usd": 0}
+    row |= {"input_tokens": 0, "output_tokens": 0}
+    with client._engine.begin() as database:
+        for number, (name, attributes) in enumerate(
+            [("write", {"left_out": 2}), ("write", {"left_out": 3}), ("ground", {"left_out": 3}), ("write", {})]
+        ):
+            database.execute(insert(Span), row | {"id": str(number), "name": name, "attributes": attributes})
+    assert client.progress(job_id).left_out == 5
     with pytest.raises(ValueError, match="step, job, schema, model"):
         client.costs("weekday")  # type: ignore[arg-type]
 

@@ -10,8 +10,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -25,8 +27,12 @@ from inference.core.client import CoreClient, StartFailed, State, pause
 from inference.core.messages import (
     Embedded,
     Frames,
+    Ping,
+    Pong,
     Progress,
+    Ready,
     Start,
+    Stop,
     Submit,
     TokenizerData,
     frame,
@@ -37,11 +43,13 @@ from inference.core.outbox import Outbox
 from inference.core.process import CoreProcess
 from inference.executor import EngineDown, Executor
 from inference.request import FinishReason, GrammarKind, GrammarSpec, Request, Response, SamplingParams
+from inference.stats import ModelInfo
 from tests.tiny_models import byte_tokenizer, collect, generate, make_model, save_with_tokenizer
 from tests.tiny_server import MODEL, serve
 
 ROOT = Path(__file__).parents[2]
 ENDLESS = SamplingParams(max_tokens=400, ignore_eos=True)
+SHORT = SamplingParams(max_tokens=5, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +85,20 @@ def gone(pid: int, seconds: float = 20.0) -> bool:
     return False
 
 
+def generate_when_up(executor: Executor, request: Request) -> list[tuple[tuple[int, ...], Response]]:
+    """As `generate`; while the core is down, again after what it says to wait, or sooner."""
+    stop = time.monotonic() + 60
+    while True:
+        try:
+            return generate(executor, request)
+        except EngineDown as error:
+            if error.retry_after < 1 or time.monotonic() > stop:
+                raise
+            time.sleep(0.1)
+
+
 def test_a_killed_core_fails_its_requests_with_a_reason_and_is_started_anew(executor: Executor) -> None:
-    before = generate(executor, Request("before", (1, 2, 3), SamplingParams(max_tokens=5, ignore_eos=True)))
+    before = generate(executor, Request("before", (1, 2, 3), SHORT))
     first = pid_of(executor)
     for index in range(3):
         executor.enqueue_request(Request(str(index), (index, 7), ENDLESS))
@@ -88,18 +108,109 @@ def test_a_killed_core_fails_its_requests_with_a_reason_and_is_started_anew(exec
         assert responses[-1].finish_reason is FinishReason.ERROR
         assert "was ended by SIGKILL; it is being started anew" in str(responses[-1].error)
         assert sum(response.finished for response in responses) == 1
-    stop = time.monotonic() + 60
-    while True:
-        try:
-            after = generate(executor, Request("after", (1, 2, 3), SamplingParams(max_tokens=5, ignore_eos=True)))
-            break
-        except EngineDown as error:
-            if error.retry_after < 1 or time.monotonic() > stop:
-                raise
-            time.sleep(0.1)
+    after = generate_when_up(executor, Request("after", (1, 2, 3), SHORT))
     assert pid_of(executor) != first
     assert after[0][0] == before[0][0]
     assert executor._client.restarts == 1
+
+
+def test_a_core_that_hangs_fails_its_requests_and_is_killed_and_started_anew(checkpoint: Path) -> None:
+    """A stopped process stands for whatever never comes back to the loop: its socket stays open and silent."""
+    made = Executor(replace(tiny(checkpoint), stall_seconds=3.0), byte_tokenizer())
+    try:
+        before = generate(made, Request("before", (1, 2, 3), SHORT))
+        first = pid_of(made)
+        for index in range(3):
+            made.enqueue_request(Request(str(index), (index, 7), ENDLESS))
+        assert made.await_responses("0")
+        os.kill(first, signal.SIGSTOP)
+        for responses in collect(made, ["0", "1", "2"]).values():
+            assert responses[-1].finish_reason is FinishReason.ERROR
+            assert "made no turn for 3 s and was killed; it is being started anew" in str(responses[-1].error)
+            assert sum(response.finished for response in responses) == 1
+        after = generate_when_up(made, Request("after", (1, 2, 3), SHORT))
+        assert gone(first)
+        assert after[0][0] == before[0][0]
+        assert made._client.restarts == 1
+    finally:
+        made.shutdown()
+
+
+def test_a_core_that_hangs_while_it_loads_is_killed(checkpoint: Path) -> None:
+    launched: list[CoreProcess] = []
+
+    def stopped() -> CoreProcess:
+        launched.append(CoreProcess())
+        os.kill(launched[0].pid, signal.SIGSTOP)
+        return launched[0]
+
+    with pytest.raises(StartFailed, match=r"did not load its models within 0\.5 s and was killed"):
+        Executor(replace(tiny(checkpoint), start_seconds=0.5), byte_tokenizer(), stopped)
+    assert gone(launched[0].pid)
+
+
+class Played:
+    """A core that a test plays: says that it is ready, then answers `answers` pings."""
+
+    def __init__(self, answers: int | None) -> None:
+        self.connection, self._theirs = socket.socketpair()
+        self._answers = answers
+        self.pings = 0
+        self.killed = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        frames = Frames()
+        with self._theirs:
+            while data := self._theirs.recv(1 << 20):
+                for content in frames.push(data):
+                    match to_core.decode(content):
+                        case Start():
+                            info = ModelInfo("m", "a", 9, 9, "float32", "cpu", 1, 16, 1)
+                            self._theirs.sendall(frame(Ready(info, None)))
+                        case Ping():
+                            self.pings += 1
+                            if self._answers is None or self.pings <= self._answers:
+                                self._theirs.sendall(frame(Pong()))
+                        case Stop():
+                            return
+
+    def kill(self) -> None:
+        self.killed = True
+
+    def end(self) -> str:
+        self._thread.join()
+        return "ended"
+
+
+def test_a_core_that_answers_is_left_alone_however_little_it_makes(checkpoint: Path) -> None:
+    tokenizer = byte_tokenizer()
+    data = TokenizerData(tokenizer.json, tokenizer.vocab_size, tokenizer.eos_token_ids)
+    cores: list[Played] = []
+
+    def launch() -> Played:
+        cores.append(Played(answers=None if cores else 2))
+        return cores[-1]
+
+    async def scenario() -> None:
+        client = CoreClient(Start(replace(tiny(checkpoint), stall_seconds=0.4), data), launch)
+        await client.start()
+        got: list[Response] = []
+        await client.submit(Request("a", (1, 2), SamplingParams(max_tokens=2)), got.append)
+        while not got:
+            await asyncio.sleep(0.01)
+        assert "made no turn for 0.4 s" in str(got[0].error)
+        assert client.state is State.DOWN
+        assert "made no turn" in client.why_down
+        assert (cores[0].pings, cores[0].killed) == (3, True)
+        while len(cores) < 2 or cores[1].pings < 5:  # the second is asked for longer than the limit, and answers
+            await asyncio.sleep(0.01)
+        assert client.state is State.UP
+        assert not cores[1].killed
+        await client.shutdown()
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
 def test_a_core_ends_when_its_client_is_killed(checkpoint: Path) -> None:
@@ -107,7 +218,6 @@ def test_a_core_ends_when_its_client_is_killed(checkpoint: Path) -> None:
     script = f"""
 import sys, time
 from pathlib import Path
-from bench.dispatch import run as run_dispatch
 from inference.config import EngineConfig
 from inference.executor import Executor
 from inference.request import Request, SamplingParams

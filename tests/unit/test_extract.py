@@ -113,6 +113,7 @@ def test_items_without_a_source_and_items_said_again_are_left_out_with_a_note():
     (entity,) = found.entities
     assert entity.data["ingredients"] == ["salt", "1 egg"]
     assert [mention.path for mention in entity.mentions] == ["/ingredients/0", "/ingredients/1"]
+    assert found.left_out == 1
     assert [note.split("left out: ")[1] for note in found.notes] == [
         "it is not in the text", "it repeats an item of the list", "it repeats an item of the list",
     ]  # fmt: skip

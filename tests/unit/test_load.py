@@ -24,6 +24,8 @@ def load(*paths, **options):
         (b"# Title\n\nSome *text*.", MARKDOWN),
         (b"Plain words, 2 < 3 and 4 > 1.", TEXT),
         (b'{"url": "u", "text": "t"}\n{"url": "v", "text": "w"}\n', JSONL),
+        (b'{"text": broken\n{"url": "v", "text": "w"}\n', JSONL),
+        (b'{"said": one who\nnever wrote a record', TEXT),
         (b'{\n  "pretty": "printed"\n}', TEXT),
         ("Grüße".encode("utf-16-le"), TEXT),
         (b"\x89PNG\r\n\x1a\n" + bytes(200), None),
