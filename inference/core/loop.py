@@ -39,7 +39,7 @@ from inference.core.messages import (
     frame,
     to_core,
 )
-from inference.core.outbox import Outbox
+from inference.core.outbox import ClientGone, Outbox
 from inference.embedder import Embedder
 from inference.engine import Engine
 from inference.grammar import GrammarCompiler, Matcher
@@ -100,6 +100,7 @@ class Core:
         self._outbox = Outbox(connection)
         self.engine = Engine(config, runner, self._outbox.put, self.model.vocab_size, eos=set(tokenizer.eos_token_ids))
         self._frames = Frames()
+        self._arrived: deque[bytes] = deque()
         self._arrivals = itertools.count()
         self._compiling: set[str] = set()
         self._done: deque[Callable[[], None]] = deque()  # what threads leave for the loop
@@ -118,23 +119,23 @@ class Core:
             while not self._stopping:
                 self._turn()
             self._say_last_words()
-        except OSError as error:
+        except ClientGone as error:
             log.info("the client is gone: %s", error)
         finally:
             self._close()
 
     def _turn(self) -> None:
+        self._receive()
         try:
-            if self.engine.idle:
-                self.engine.scheduler.check()
-            self._receive()
+            while self._arrived:
+                self._handle(to_core.decode(self._arrived.popleft()))
             while self._done:
                 self._done.popleft()()
             for request_id in self._outbox.overdue():
                 self.engine.end(request_id, FinishReason.CANCELLED, "the client did not take its tokens in time")
             self.engine.step()
-        except OSError:
-            raise
+            if self.engine.idle:
+                self.engine.scheduler.check()
         except Exception as error:  # the loop outlives its own mistakes; clients are told
             log.exception("the engine's loop failed")
             self.engine.fail(f"the engine's loop failed: {error}")
@@ -153,19 +154,22 @@ class Core:
     # From the client
 
     def _receive(self) -> None:
-        """Handle what has arrived; wait for it when there is nothing else to do."""
+        """Take in what has come; wait for it when there is nothing else to do. Raises ClientGone."""
         waits = selectors.EVENT_READ if self._outbox.empty else selectors.EVENT_READ | selectors.EVENT_WRITE
         self._selector.modify(self._connection, waits)
-        idle = self.engine.idle and not self._done
+        idle = self.engine.idle and not (self._done or self._arrived)
         ready = {key.fileobj: events for key, events in self._selector.select(None if idle else 0.0)}
         if self._wake in ready:
             self._wake.recv(4096)
-        if ready.get(self._connection, 0) & selectors.EVENT_READ:
+        if not ready.get(self._connection, 0) & selectors.EVENT_READ:
+            return
+        try:
             data = self._connection.recv(RECEIVE_BYTES)
-            if not data:
-                raise ConnectionResetError("it closed its end")
-            for content in self._frames.push(data):
-                self._handle(to_core.decode(content))
+        except OSError as error:
+            raise ClientGone(str(error)) from error
+        if not data:
+            raise ClientGone("it closed its end")
+        self._arrived.extend(self._frames.push(data))
 
     def _handle(self, message: ToCore) -> None:
         match message:
@@ -174,7 +178,10 @@ class Core:
             case Cancel(request_id, reason):
                 self._cancel(request_id, reason)
             case Embed(number, texts):
-                self._embedding.submit(self._embed, number, texts)
+                try:
+                    self._embedding.submit(self._embed, number, texts)
+                except Exception as error:  # as a rule, no thread to be had
+                    self._outbox.say(_not_embedded(number, texts, error))
             case Ping():
                 self._outbox.say(Pong())
             case Stop():
@@ -190,12 +197,16 @@ class Core:
         self._compiling.add(request.id)
         if self.compiler.knows(request.grammar):
             self._compile(request, enqueued_at)()
-        else:
+            return
+        try:
             self._grammars.submit(lambda: self._leave(self._compile(request, enqueued_at)))
+        except Exception as error:  # as a rule, no thread to be had
+            self._compiling.remove(request.id)
+            self._turn_away(request, error)
 
     def _add(self, request: Request, enqueued_at: float, matcher: Matcher | None) -> None:
-        self.engine.add(
-            Sequence(
+        try:
+            sequence = Sequence(
                 request=request,
                 arrival=next(self._arrivals),
                 enqueued_at=enqueued_at,
@@ -203,7 +214,16 @@ class Core:
                 matcher=matcher,
                 seed=fresh_seed() if request.sampling.seed is None else request.sampling.seed,
             )
-        )
+        except Exception as error:
+            self._turn_away(request, error)
+        else:
+            self.engine.add(sequence)
+
+    def _turn_away(self, request: Request, error: Exception) -> None:
+        """A request that never reached the engine, which therefore can't end it."""
+        log.exception("request %s could not be taken in", request.id)
+        words = f"the engine could not take the request in: {error}"
+        self._outbox.put([Response(request.id, finish_reason=FinishReason.ERROR, usage=Usage(), error=words)])
 
     def _compile(self, request: Request, enqueued_at: float) -> Callable[[], None]:
         """-> what the loop has to do with the outcome."""
@@ -247,8 +267,7 @@ class Core:
         try:
             vectors, tokens = self.embedder.embed(texts)
         except Exception as error:
-            log.exception("%d texts could not be embedded", len(texts))
-            answer = Embedded(number, error=f"the texts could not be embedded: {error}")
+            answer = _not_embedded(number, texts, error)
         else:
             packed = array("f", itertools.chain.from_iterable(vectors)).tobytes()
             answer = Embedded(number, packed, tokens)
@@ -268,6 +287,11 @@ class Core:
         self._outbox.note(self.engine.stats)
         self._connection.settimeout(LAST_WORDS_SECONDS)
         self._outbox.flush()
+
+
+def _not_embedded(number: int, texts: list[str], error: Exception) -> Embedded:
+    log.error("%d texts could not be embedded", len(texts), exc_info=error)
+    return Embedded(number, error=f"the texts could not be embedded: {error}")
 
 
 def open_core(connection: socket.socket, load: Load) -> Core | None:

@@ -13,6 +13,10 @@ from inference.stats import EngineStats
 LIMIT_TOKENS = 1 << 16
 
 
+class ClientGone(Exception):
+    """The connection has ended, or is no good any more; the message says how."""
+
+
 class Outbox:
     """Sends without blocking. While earlier bytes are stuck, responses are merged: one for each request.
 
@@ -56,7 +60,7 @@ class Outbox:
         return dropped
 
     def flush(self) -> None:
-        """Send what the socket takes now. Raises OSError when the client is gone."""
+        """Send what the socket takes now. Raises ClientGone."""
         while not self.empty:
             if not self._bytes:
                 self._bytes += frame(Progress(list(self._waiting.values()), self._stats))
@@ -65,6 +69,8 @@ class Outbox:
                 sent = self._connection.send(self._bytes)
             except BlockingIOError:
                 return
+            except OSError as error:
+                raise ClientGone(str(error)) from error
             del self._bytes[:sent]
 
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -373,8 +374,13 @@ def test_a_full_queue_refuses_and_recovers(models: dict[str, tuple[PreTrainedMod
 # Faults inside
 
 
+# Those of the operating system are told from those of the client's connection: only these end the core.
+FAULTS = [RuntimeError("it is on fire"), OSError(28, "it is on fire"), ConnectionResetError(104, "it is on fire")]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=["ours", "the disk's", "another connection's"])
 def test_a_failing_step_fails_its_requests_and_the_loop_lives_on(
-    models: dict[str, tuple[PreTrainedModel, Path]], monkeypatch: pytest.MonkeyPatch
+    fault: Exception, models: dict[str, tuple[PreTrainedModel, Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, path = models["llama"]
     with engine(path) as executor:
@@ -383,19 +389,21 @@ def test_a_failing_step_fails_its_requests_and_the_loop_lives_on(
 
         def fail_on_nine(plan: Any) -> Any:
             if any(9 in item.sequence.request.prompt_token_ids for item in plan):
-                raise RuntimeError("the device is on fire")
+                raise fault
             return forward(plan)
 
         monkeypatch.setattr(runner, "forward", fail_on_nine)
         ((_, bad),) = generate(executor, Request("bad", (9, 9), SamplingParams(max_tokens=4)))
         assert bad.finish_reason is FinishReason.ERROR
-        assert "the device is on fire" in str(bad.error)
+        assert "the engine failed in a step" in str(bad.error)
+        assert "it is on fire" in str(bad.error)
         ((tokens, _),) = generate(executor, Request("good", (8, 8), SamplingParams(max_tokens=4)))
         assert tokens == tuple(t for t in greedy(model, (8, 8), 4) if t != END)
 
 
+@pytest.mark.parametrize("fault", FAULTS, ids=["ours", "the disk's", "another connection's"])
 def test_a_failing_loop_fails_all_and_lives_on(
-    models: dict[str, tuple[PreTrainedModel, Path]], monkeypatch: pytest.MonkeyPatch
+    fault: Exception, models: dict[str, tuple[PreTrainedModel, Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, path = models["llama"]
     with engine(path, max_num_seqs=2) as executor:
@@ -407,7 +415,7 @@ def test_a_failing_loop_fails_all_and_lives_on(
             plans += 1
             if plans == 3:
                 scheduler.pool.allocate(1)  # and leave a page behind
-                raise RuntimeError("the books are wrong")
+                raise fault
             return plan(drafts)
 
         monkeypatch.setattr(scheduler, "plan", fail_at_the_third)
@@ -415,9 +423,36 @@ def test_a_failing_loop_fails_all_and_lives_on(
         results = generate(executor, *(Request(str(i), (i, 7), endless) for i in range(4)))
         for _, last in results:
             assert last.finish_reason is FinishReason.ERROR
-            assert "the books are wrong" in str(last.error)
+            assert "the engine's loop failed" in str(last.error)
+            assert "it is on fire" in str(last.error)
         ((tokens, _),) = generate(executor, Request("good", (8, 8), SamplingParams(max_tokens=4)))
         assert tokens == tuple(t for t in greedy(model, (8, 8), 4) if t != END)
+
+
+def test_a_request_that_cannot_be_taken_in_fails_alone(
+    shared: Executor, qwen2: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads and random seeds are the operating system's to give."""
+    core = inside(shared)
+
+    def nothing_left(*_: object) -> None:
+        raise OSError(11, "nothing left")
+
+    spec = GrammarSpec(GrammarKind.REGEX, "nobody has asked for this before")
+    with monkeypatch.context() as patch:
+        patch.setattr(core._grammars, "submit", nothing_left)
+        patch.setattr("inference.core.loop.fresh_seed", nothing_left)
+        unseeded = Request("unseeded", (1, 2, 3), SamplingParams(max_tokens=5))
+        constrained = Request("constrained", (1, 2, 3), SamplingParams(max_tokens=5, seed=1), spec)
+        good = Request("seeded", (1, 2, 3), SamplingParams(max_tokens=5, seed=1))
+        results = dict(zip("ucg", generate(shared, unseeded, constrained, good), strict=True))
+    for name in "uc":
+        tokens, last = results[name]
+        assert (tokens, last.finish_reason) == ((), FinishReason.ERROR)
+        assert "could not take the request in" in str(last.error)
+        assert "nothing left" in str(last.error)
+    assert results["g"][0] == tuple(t for t in greedy(qwen2, (1, 2, 3), 5) if t != END)
+    assert generate(shared, replace(constrained, id="again"))[0][1].finish_reason is not FinishReason.ERROR
 
 
 def test_a_grammar_that_fails_midway_fails_alone(shared: Executor, qwen2: PreTrainedModel) -> None:
