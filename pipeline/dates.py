@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from datetime import date, datetime
 from functools import lru_cache
-from typing import NamedTuple
 
 __all__ = [
     "date", "find_dates", "find_days_of_year", "find_months", "find_times", "parse_date", "read_date", "read_month",
@@ -45,16 +44,34 @@ _NUMERIC_MONTH = (
 _NUMERIC_DAY = (re.compile(r"(?<!\d)(?P<m>\d{1,2})\s?[月월]\s?(?P<d>\d{1,2})\s?[日일]"),)
 
 
-class _Patterns(NamedTuple):
-    dates: tuple[re.Pattern[str], ...]
-    months: tuple[re.Pattern[str], ...]
-    days: tuple[re.Pattern[str], ...]
+# Any word stands in a month's place; `_named` says which of them are months.
+_MONTH = re.compile(r"[^\s\d.,;:!?()\[\]/'’\"–—-]{3,15}")
+_SUFFIX = r"(?:st|nd|rd|th|\.|º|er|a|-?го)?"
+_BEFORE = rf"(?<!\d)(?P<d>\d{{1,2}}){_SUFFIX}(?:\s?[-–—/]\s?(?P<d2>\d{{1,2}}){_SUFFIX})?(?!\d)"
+_AFTER = r"(?<!\d)(?P<d>\d{1,2})(?:st|nd|rd|th|º)?(?:\s?[-–—]\s?(?P<d2>\d{1,2})(?:st|nd|rd|th|º)?)?(?!\d)"
+_NAME = rf"(?<!\w)(?P<n>{_MONTH.pattern})(?!\w)"
+_YEAR = r"(?P<y>\d{4})(?!\d)"
+_BETWEEN = r"\.?,?\s{1,3}(?:de\s|del\s)?"
+_DAY_MONTH, _MONTH_DAY = rf"{_BEFORE}\s{{0,3}}(?:de\s|of\s|d[’'])?{_NAME}", rf"{_NAME}\.?\s{{0,3}}{_AFTER}"
+
+
+def _compiled(*patterns: str) -> tuple[re.Pattern[str], ...]:
+    return tuple(re.compile(pattern, re.IGNORECASE) for pattern in patterns)
+
+
+_NAMED_DATE = _compiled(
+    f"{_DAY_MONTH}{_BETWEEN}{_YEAR}",
+    rf"{_MONTH_DAY},?\s{{1,3}}{_YEAR}",
+    rf"(?<!\d){_YEAR}\.?,?\s{{1,3}}{_MONTH_DAY}",
+)
+_NAMED_MONTH = _compiled(f"{_NAME}{_BETWEEN}{_YEAR}", rf"(?<!\d){_YEAR}\.?,?\s{{1,3}}{_NAME}")
+_NAMED_DAY = _compiled(_DAY_MONTH, _MONTH_DAY)
 
 
 def find_dates(text: str, start: int, end: int) -> Iterator[tuple[set[date], int, int]]:
     """Each date in `text[start:end]`: the days it may mean (`3/4/2020` may be two, `3-5 May 2020` names two), and its
     offsets."""
-    for pattern in (*_NUMERIC, *_patterns().dates):
+    for pattern in (*_NUMERIC, *_NAMED_DATE):
         for match in pattern.finditer(text, start, end):
             groups = match.groupdict()
             year = int(groups["y"])
@@ -66,10 +83,10 @@ def find_dates(text: str, start: int, end: int) -> Iterator[tuple[set[date], int
 
 def find_months(text: str, start: int, end: int) -> Iterator[tuple[set[tuple[int, int]], int, int]]:
     """Each month with its year in `text[start:end]`, as (year, month): `March 2019`, `03/2019`. Dates hold one too."""
-    for pattern in (*_NUMERIC_MONTH, *_patterns().months):
+    for pattern in (*_NUMERIC_MONTH, *_NAMED_MONTH):
         for match in pattern.finditer(text, start, end):
             groups = match.groupdict()
-            months = _names()[groups["n"].lower()] if groups.get("n") else {int(groups["m"])}
+            months = _named(groups["n"]) if groups.get("n") else {int(groups["m"])}
             found = {(int(groups["y"]), month) for month in months if 1 <= month <= 12}
             if found:
                 yield found, match.start(), match.end()
@@ -77,7 +94,7 @@ def find_months(text: str, start: int, end: int) -> Iterator[tuple[set[tuple[int
 
 def find_days_of_year(text: str, start: int, end: int) -> Iterator[tuple[set[tuple[int, int]], int, int]]:
     """Each day and month in `text[start:end]`, as (month, day), with or without a year."""
-    for pattern in (*_NUMERIC_DAY, *_patterns().days):
+    for pattern in (*_NUMERIC_DAY, *_NAMED_DAY):
         for match in pattern.finditer(text, start, end):
             days = {(month, day) for month, day in _month_days(match.groupdict()) if _day(2000, month, day)}
             if days:
@@ -132,11 +149,17 @@ def _month_days(groups: dict[str, str | None]) -> set[tuple[int, int]]:
     """(month, day) pairs of a match: by name, in either order, or in the order of the pattern."""
     if name := groups.get("n"):
         numbers = [int(number) for number in (groups["d"], groups.get("d2")) if number]
-        return {(month, number) for month in _names()[name.lower()] for number in numbers}
+        return {(month, number) for month in _named(name) for number in numbers}
     if groups.get("a"):
         first, second = int(groups["a"] or 0), int(groups["b"] or 0)
         return {(first, second), (second, first)}
     return {(int(groups["m"] or 0), int(groups["d"] or 0))}
+
+
+def _named(word: str) -> set[int]:
+    """The months that a word names; Hebrew writes its preposition before the name."""
+    plain = word.lower()
+    return _names().get(plain) or _names().get(plain.removeprefix("ב")) or set()
 
 
 @lru_cache(maxsize=1)
@@ -147,35 +170,14 @@ def _names() -> dict[str, set[int]]:
     names: dict[str, set[int]] = defaultdict(set)
     for name, number in MORE_MONTHS.items():
         names[name].add(number)
-    for language in LANGUAGES:
+    for language in LANGUAGES:  # a name is one word: see _MONTH
         for width in ("wide", "abbreviated"):
             for context in ("format", "stand-alone"):
                 for number, name in get_month_names(width, context, language).items():
                     plain = name.lower().rstrip(".")
-                    if len(plain) >= MIN_MONTH_CHARS and not any(character.isdigit() for character in plain):
+                    if len(plain) >= MIN_MONTH_CHARS and _MONTH.fullmatch(plain):
                         names[plain].add(number)
     return dict(names)
-
-
-@lru_cache(maxsize=1)
-def _patterns() -> _Patterns:
-    month = rf"(?<!\w)ב?(?P<n>{'|'.join(map(re.escape, sorted(_names(), key=len, reverse=True)))})(?!\w)"
-    suffix = r"(?:st|nd|rd|th|\.|º|er|a|-?го)?"
-    range_ = rf"(?<!\d)(?P<d>\d{{1,2}}){suffix}(?:\s?[-–—/]\s?(?P<d2>\d{{1,2}}){suffix})?(?!\d)"
-    last = r"(?<!\d)(?P<d>\d{1,2})(?:st|nd|rd|th|º)?(?:\s?[-–—]\s?(?P<d2>\d{1,2})(?:st|nd|rd|th|º)?)?(?!\d)"
-    of = r"\s*(?:de\s+|of\s+|d[’'])?"
-    year = r"(?P<y>\d{4})(?!\d)"
-    between = r"\.?,?\s+(?:de\s+|del\s+)?"
-    day_month, month_day = f"{range_}{of}{month}", rf"{month}\.?\s*{last}"
-    compiled = [
-        tuple(re.compile(pattern, re.IGNORECASE) for pattern in group)
-        for group in (
-            (f"{day_month}{between}{year}", f"{month_day},?\\s+{year}", rf"(?<!\d){year}\.?,?\s+{month_day}"),
-            (f"{month}{between}{year}", rf"(?<!\d){year}\.?,?\s+{month}"),
-            (day_month, month_day),
-        )
-    ]
-    return _Patterns(*compiled)
 
 
 def _day(year: int, month: int, number: int) -> date | None:

@@ -61,8 +61,10 @@ _UNIT_MINUTES = (
     (re.compile(r"^(?:m|mins?|minut\w*|minuten|dk|dakika|мин\w*|分|分間|分钟|分鐘|분)$"), 1.0),
     (re.compile(r"^(?:s|secs?|seconds?|sek\w*|secondes?|segundos?|secondi|秒|초)$"), 1 / 60),
 )
+# Bounded everywhere: a text of a million digits or blanks is read in one go.
 _DURATION_PART = re.compile(
-    r"(\d+(?:[.,]\d+)?)?\s*([½¼¾⅓⅔])?\s*(?:[-–]|to)?\s*([^\W\d_\u0e00-\uffff]+|時間|小时|小時|시간|分間|分钟|分鐘|日間|[分분天일日秒초])"
+    r"(?<!\d)(?=[\d½¼¾⅓⅔])(\d{1,9}(?:[.,]\d{1,6})?)?\s{0,3}([½¼¾⅓⅔])?\s{0,3}(?:[-–]|to)?\s{0,3}"
+    r"([^\W\d_\u0e00-\uffff]{1,20}|時間|小时|小時|시간|分間|分钟|分鐘|日間|[分분天일日秒초])"
 )
 _TOGETHER = re.compile(r"[ \u00a0]*(?:,|and|und|et|en|y|e)?[ \u00a0]*")
 _ISO_DURATION = re.compile(

@@ -3,7 +3,7 @@ from datetime import date
 import pytest
 
 from pipeline.dates import find_dates, find_days_of_year, find_months, find_times, parse_date, read_time
-from pipeline.quantities import read_quantity
+from pipeline.quantities import find_quantities, read_quantity
 from pipeline.values import find_durations, find_numbers, parse_minutes, read_number
 
 
@@ -108,6 +108,13 @@ def test_what_is_no_quantity_or_number_as_a_whole():
     assert not read_quantity("5 mW") & read_quantity("5 MW")
     assert read_number("1,200") == {1200.0, 1.2}
     assert read_number("about 3") == set()
+
+
+@pytest.mark.parametrize("text", ["1" * 100_000, "1" + " " * 100_000, "1." * 20_000, "a" * 100_000, "12 " * 6_000])
+def test_long_monotonous_texts_are_read_in_linear_time(text):
+    for find in (find_numbers, find_durations, find_dates, find_months, find_days_of_year, find_times, find_quantities):
+        for _ in find(text, 0, len(text)):
+            pass
 
 
 def test_durations_in_a_text_have_their_offsets():
