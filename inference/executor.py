@@ -95,7 +95,9 @@ class Executor:
         with self._changed:
             if self._stopped:
                 return
-        self._call(self._client.shutdown(drain, timeout))
+        if drain:
+            self._call(self._client.drain(timeout))
+        self._call(self._client.shutdown())
         with self._changed:
             self._stopped = True
             self._changed.notify_all()

@@ -182,7 +182,7 @@ def _engine(settings: Settings, identity: Mapping[str, str]) -> Service:
         alive=lambda: engine_health(url()) in ENGINE_AT_WORK,
         env=identity,
         start_seconds=600.0,  # a large model from a cold disk
-        stop_seconds=40.0,  # it lets requests finish
+        stop_seconds=60.0,  # it lets requests finish, for half of it, then the step under way
         watch=True,
         endpoint=("engine_url", url),
     )

@@ -1,7 +1,7 @@
 """The other end of a core, in an event loop: hands requests in, passes responses on, starts a crashed core anew.
 
     starting ──Ready──▶ up ──core ended, or hangs and is killed──▶ down ──pause over──▶ starting …
-                         └──shutdown──▶ stopped
+                         └──drain──▶ stopping ──shutdown──▶ stopped
 
 Every request that `submit` accepts gets exactly one response with a finish reason, from the core or, when the core is
 gone, from here.
@@ -73,6 +73,7 @@ class State(StrEnum):
     STARTING = "starting"
     UP = "ok"
     DOWN = "down"
+    STOPPING = "stopping"  # what is under way goes on
     STOPPED = "stopped"
 
 
@@ -87,9 +88,9 @@ class CoreClient:
 
     def __init__(self, start: Start, launch: Callable[[], Handle] = CoreProcess) -> None:
         self.config = start.config
-        self.state = State.STARTING
         self.restarts = 0
         self.core: Handle | None = None
+        self._state = State.STARTING  # the core's own; `state` is the engine's
         self._start_message = start
         self._launch = launch
         self._ready: Ready | None = None
@@ -101,9 +102,10 @@ class CoreClient:
         self._pace = Pace()
         self._why_down = ""
         self._next_start = 0.0
-        self._stopping = False
-        self._none_open = asyncio.Event()
-        self._none_open.set()
+        self._stopping = False  # no new requests
+        self._stop_sent = False
+        self._quiet = asyncio.Event()  # nothing is under way
+        self._quiet.set()
         self._link: Link | None = None
         self._keeper: asyncio.Task[None] | None = None
 
@@ -113,34 +115,41 @@ class CoreClient:
         """Start the core and wait until it has loaded its models. Raises StartFailed."""
         self._keeper = asyncio.create_task(self._keep(await self._start_core()))
 
-    async def shutdown(self, drain: bool = False, timeout: float | None = None) -> None:
-        """End the core. With `drain`, requests under way are finished first, for at most `timeout` seconds; others end
-        as cancelled. May be called twice."""
+    async def drain(self, timeout: float | None = None) -> None:
+        """Take no new requests, and wait until those under way have ended; `timeout` seconds at most."""
         self._stopping = True
-        if drain and self.state is State.UP:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._none_open.wait(), timeout)
-        if self._keeper is None:
-            return
-        if self.state is State.UP:
-            self._send(Stop())
-            await asyncio.wait([self._keeper], timeout=STOP_SECONDS)
-        self._keeper.cancel()
-        await asyncio.wait([self._keeper])
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._quiet.wait(), timeout)
+
+    async def shutdown(self) -> None:
+        """End the core; what is under way ends as cancelled. May be called twice, and also when `start` failed or was
+        cancelled."""
+        self._stopping = True
+        ended = False
+        if self._keeper is not None:
+            if self._state is State.UP:
+                self._stop_sent = True
+                self._send(Stop())
+                await asyncio.wait([self._keeper], timeout=STOP_SECONDS)
+            ended = self._keeper.done()
+            self._keeper.cancel()
+            await asyncio.wait([self._keeper])
         if self._link is not None:
             self._link.drop()
         self._end_open(FinishReason.CANCELLED, "the engine is shutting down")
-        self.state = State.STOPPED
+        self._state = State.STOPPED
         if self.core is not None:
+            if not ended:
+                self.core.kill()
             await asyncio.to_thread(self.core.end)
 
     async def _start_core(self) -> Link:
         """Raises StartFailed."""
-        self.state = State.STARTING
+        self._state = State.STARTING
         self.core = self._launch()
         self._link = await Link.open(self.core, self._start_message, self._take)
         self._ready = self._link.ready
-        self.state = State.UP
+        self._state = State.UP
         return self._link
 
     async def _keep(self, link: Link) -> None:
@@ -149,9 +158,9 @@ class CoreClient:
         while True:
             up_at = time.monotonic()
             hangs = await link.broken(self.config.stall_seconds)
-            self.state = State.DOWN
+            self._state = State.DOWN
             assert self.core is not None
-            if self._stopping:
+            if self._stop_sent:
                 return
             if hangs:
                 # Its requests hear of it first: who hangs in a driver is long in dying.
@@ -161,6 +170,8 @@ class CoreClient:
                 await asyncio.to_thread(self.core.end)
             else:
                 self._lose(f"the engine's core {await asyncio.to_thread(self.core.end)}")
+            if self._stopping:
+                return
             crashes = 1 if time.monotonic() - up_at > RAN_WELL_SECONDS else crashes + 1
             while True:
                 seconds = pause(crashes)
@@ -171,7 +182,7 @@ class CoreClient:
                     link = await self._start_core()
                     break
                 except (StartFailed, OSError) as error:
-                    self.state, self._why_down, crashes = State.DOWN, str(error), crashes + 1
+                    self._state, self._why_down, crashes = State.DOWN, str(error), crashes + 1
                     log.error("the core can't be started anew: %s", error)
             log.info("the core runs again")
 
@@ -179,9 +190,14 @@ class CoreClient:
         self._why_down = why
         log.error("%s; %d requests are lost", why, len(self._open))
         self._stats = EngineStats()
-        self._end_open(FinishReason.ERROR, f"{why}; it is being started anew")
+        then = "the engine is shutting down" if self._stopping else "it is being started anew"
+        self._end_open(FinishReason.ERROR, f"{why}; {then}")
 
     # Requests
+
+    @property
+    def state(self) -> State:
+        return State.STOPPING if self._stopping and self._state is not State.STOPPED else self._state
 
     @property
     def model_info(self) -> ModelInfo:
@@ -194,8 +210,10 @@ class CoreClient:
 
     @property
     def why_down(self) -> str:
-        """Why there is no core just now, in words; empty when there is one."""
-        return "" if self.state is State.UP else self._why_down
+        """Why no requests are taken just now, in words; empty when they are."""
+        if self._stopping:
+            return "the engine is shutting down"
+        return "" if self._state is State.UP else self._why_down
 
     async def submit(self, request: Request, sink: Sink) -> None:
         """Hand in a request; `sink` gets its responses. Waits for the core only where a grammar is new to it.
@@ -220,7 +238,7 @@ class CoreClient:
         new = request.grammar is not None and request.grammar not in self._grammars
         verdict = asyncio.get_running_loop().create_future() if new else None
         self._open[request.id] = _Open(sink, verdict)
-        self._none_open.clear()
+        self._quiet.clear()
         self._write(data)
         if verdict is not None:
             await verdict
@@ -249,13 +267,13 @@ class CoreClient:
 
     def cancel(self, request_id: str, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """End a request at the next step. Unknown and finished ids are ignored: a cancel may cross the last token."""
-        if request_id in self._open and self.state is State.UP:
+        if request_id in self._open and self._state is State.UP:
             self._send(Cancel(request_id, reason))
 
     async def embed(self, texts: list[str]) -> tuple[list[list[float]], int]:
         """One vector for each text, in order, and the tokens read.
 
-        Raises EngineDown, EngineStopped, EmbeddingFailed."""
+        Raises EngineDown, EngineStopped, EmbeddingFailed, and RequestRejected for a text that is no Unicode."""
         self._check_up()
         assert self.embedder is not None, "the core has no embedder"
         number = next(self._numbers)
@@ -265,11 +283,13 @@ class CoreClient:
         except UnicodeEncodeError as error:
             raise RequestRejected(f"a text is no Unicode: {error}") from error
         self._embeddings[number] = answer
+        self._quiet.clear()
         try:
             self._write(data)
             got = await answer
         finally:
             del self._embeddings[number]
+            self._note_quiet()
         if got.error is not None:
             raise EmbeddingFailed(got.error)
         values, width = array("f", got.vectors).tolist(), self.embedder.dimension
@@ -282,7 +302,7 @@ class CoreClient:
     def _check_up(self) -> None:
         if self._stopping:
             raise EngineStopped("the engine is shutting down")
-        if self.state is not State.UP:
+        if self._state is not State.UP:
             seconds = math.ceil(max(1.0, self._next_start - time.monotonic() + 1.0))
             raise EngineDown(f"{self._why_down}; it is being started anew", retry_after=seconds)
 
@@ -334,15 +354,18 @@ class CoreClient:
     def _close(self, request_id: str) -> None:
         if self._open.pop(request_id, None) is not None:
             self._pace.ended(time.monotonic())
-        if not self._open:
-            self._none_open.set()
+        self._note_quiet()
+
+    def _note_quiet(self) -> None:
+        if not self._open and not self._embeddings:
+            self._quiet.set()
 
     def _end_open(self, reason: FinishReason, words: str) -> None:
         for request_id in list(self._open):
             self._pass_on(Response(request_id, finish_reason=reason, error=words))
         for answer in self._embeddings.values():
             if not answer.done():
-                answer.set_exception(EngineDown(words, retry_after=1.0))
+                answer.set_exception(EngineStopped(words) if self._stopping else EngineDown(words, retry_after=1.0))
 
 
 class EmbeddingFailed(RuntimeError):

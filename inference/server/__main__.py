@@ -8,17 +8,16 @@ import logging
 import sys
 from pathlib import Path
 
-import uvicorn
-
 from inference.catalogue import CatalogueError, display_name, locate
 from inference.config import EngineConfig
 from inference.core.client import CoreClient
 from inference.core.messages import Start, TokenizerData
 from inference.server.app import Front, FrontConfig
+from inference.server.life import Ending, serve, start
 from inference.tokenizer import Tokenizer, TokenizerError, load_tokenizer
 
 log = logging.getLogger("inference.server")
-DRAIN_SECONDS = 30
+DRAIN_SECONDS = 30.0
 
 
 def parser() -> argparse.ArgumentParser:
@@ -60,6 +59,9 @@ def parser() -> argparse.ArgumentParser:
     )
     flags.add_argument("--api-key-file", type=Path, help="a file with the key that clients must send")
     flags.add_argument("--request-timeout", type=float, help="seconds a request may take, queue included")
+    flags.add_argument(
+        "--drain-seconds", type=float, default=DRAIN_SECONDS, help="for requests under way when the engine is to end"
+    )
     flags.add_argument("--log-level", default="INFO")
     return flags
 
@@ -80,18 +82,17 @@ def main(arguments: list[str] | None = None) -> int:
 
 async def _serve(args: argparse.Namespace) -> int:
     """Until a signal. Raises what `build` and the start of the core raise."""
+    ending = Ending()
+    ending.listen()
     core, tokenizer, front_config = build(args)
-    await core.start()
+    if not await start(core, ending):
+        return 0
     info = core.model_info
     weights = "" if info.quantization == "none" else f", weights in {info.quantization}"
     log.info("ready: %s, %s%s on %s, %d pages of %d tokens, at http://%s:%d", info.name, info.dtype, weights,
              info.device, info.pages, info.page_size, args.host, args.port)  # fmt: skip
-    # uvicorn turns SIGTERM into: no new connections, wait for those under way, end the lifespan (and with it the core).
-    server = uvicorn.Server(uvicorn.Config(
-        Front(core, tokenizer, front_config).app(), host=args.host, port=args.port, log_level="warning",
-        access_log=False, timeout_graceful_shutdown=DRAIN_SECONDS,
-    ))  # fmt: skip
-    await server.serve()
+    front = Front(core, tokenizer, front_config)
+    await serve(front, ending, host=args.host, port=args.port, drain_seconds=args.drain_seconds)
     return 0
 
 

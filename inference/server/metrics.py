@@ -22,7 +22,7 @@ class _EngineCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         stats = self._core.stats()
         gauges: dict[str, tuple[str, float]] = {
-            "up": ("Whether the core runs", self._core.state is State.UP),
+            "up": ("Whether the core runs and takes requests", self._core.state is State.UP),
             "requests_running": ("Requests in the batch", stats.running),
             "requests_waiting": ("Requests waiting for a place in the batch", stats.waiting),
             "pages_total": ("Pages of the KV cache", stats.pages_total),

@@ -41,7 +41,7 @@ from inference.core.messages import (
 )
 from inference.core.outbox import Outbox
 from inference.core.process import CoreProcess
-from inference.executor import EngineDown, Executor
+from inference.executor import EngineDown, EngineStopped, Executor
 from inference.request import FinishReason, GrammarKind, GrammarSpec, Request, Response, SamplingParams
 from inference.stats import ModelInfo
 from tests.tiny_models import byte_tokenizer, collect, generate, make_model, save_with_tokenizer
@@ -234,6 +234,25 @@ time.sleep(600)
         assert psutil.pid_exists(pid)
         parent.kill()
     assert gone(pid)
+
+
+def test_a_core_killed_while_it_drains_ends_its_requests_and_the_drain(checkpoint: Path) -> None:
+    made = Executor(tiny(checkpoint), byte_tokenizer())
+    made.enqueue_request(Request("a", (1, 2), ENDLESS))
+    pid = pid_of(made)
+    os.kill(pid, signal.SIGSTOP)
+    draining = threading.Thread(target=made.shutdown, args=(True,))
+    draining.start()
+    while made._client.state is not State.STOPPING:
+        time.sleep(0.01)
+    with pytest.raises(EngineStopped):
+        made.enqueue_request(Request("b", (1, 2), SHORT))
+    os.kill(pid, signal.SIGKILL)
+    draining.join()
+    assert made._client.state is State.STOPPED
+    last = made.await_responses("a")[-1]
+    assert last.finish_reason is FinishReason.ERROR
+    assert "was ended by SIGKILL; the engine is shutting down" in str(last.error)
 
 
 def test_no_core_is_left_behind_by_a_shutdown(checkpoint: Path) -> None:
