@@ -213,7 +213,8 @@ class _Tiles:
 
     def _gather(self, cache: Tensor, call: _Call) -> Tensor:
         """Pages of a call -> [spans * blocks, KH, KV_BLOCK, D]."""
-        picked = cache.index_select(0, call.pages)
+        # `index_select` goes through pages of more than two dimensions slice by slice: 16 times slower.
+        picked = F.embedding(call.pages, cache.view(cache.shape[0], -1))
         return picked.view(-1, KV_BLOCK, *cache.shape[2:]).transpose(1, 2)
 
     def _calls(self, window: int | None) -> Iterator[_Call]:

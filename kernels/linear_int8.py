@@ -51,7 +51,7 @@ def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """x [T, in] fp32 -> codes [T, in] as fp32, not yet rounded, between -127.5 and 127.5, scales and middles [T, 1]:
     row t is codes[t] * scales[t] + middles[t]."""
-    low, high = torch.aminmax(x, dim=1, keepdim=True)
+    low, high = x.amin(1, keepdim=True), x.amax(1, keepdim=True)  # `aminmax` has no vectors along a row
     middles = (low + high).mul_(0.5)
     scales = (high - low).div_(255).clamp_(min=1e-30)
     return (x - middles).div_(scales), scales, middles
