@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import decoders, models, pre_tokenizers, processors
 from transformers import (
+    BertConfig,
+    BertModel,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     LlamaConfig,
@@ -30,6 +32,7 @@ from inference.tokenizer import Tokenizer
 
 HEAD_SIZE = 288  # above the tokenizer's vocabulary, as real heads are padded
 END = 256
+EMBEDDER_WORDS = "quarry stone table recipe flour vector index page of the and a".split()
 SHAPE: dict[str, Any] = {
     "vocab_size": HEAD_SIZE,
     "hidden_size": 64,
@@ -103,6 +106,22 @@ def save_with_tokenizer(model: PreTrainedModel, folder: Path) -> Path:
     save(model, folder)
     (folder / "tokenizer.json").write_text(byte_tokenizer().json)
     return folder
+
+
+def save_embedder(folder: Path) -> BertModel:
+    """A random BERT with a tokenizer of whole words, saved as a sentence embedder -> the model."""
+    torch.manual_seed(3)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *EMBEDDER_WORDS]
+    shape = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32, "intermediate_size": 48}
+    model = BertModel(BertConfig(vocab_size=len(words), max_position_embeddings=64, initializer_range=0.3, **shape))
+    model.eval().save_pretrained(folder)
+    backend = Backend(models.WordLevel(vocab={word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", words.index("[CLS]")), ("[SEP]", words.index("[SEP]"))]
+    )
+    backend.save(str(folder / "tokenizer.json"))
+    return model
 
 
 def greedy(model: PreTrainedModel, prompt: Iterable[int], count: int) -> tuple[int, ...]:

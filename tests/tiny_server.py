@@ -52,12 +52,20 @@ def load(start: Start) -> tuple[Runner, Any]:
 
 
 @contextmanager
-def serve(folder: Path, config: FrontConfig | None = None, *, process: bool = False, **engine: Any) -> Iterator[Server]:
-    """The front in a thread; its core in another, or with `process` (and then without an embedder) where it belongs."""
+def serve(
+    folder: Path,
+    config: FrontConfig | None = None,
+    *,
+    process: bool = False,
+    embedder: Path | None = None,
+    **engine: Any,
+) -> Iterator[Server]:
+    """The front in a thread; its core in another with a LengthEmbedder, or with `process` where it belongs, with the
+    embedder in the folder `embedder`."""
     tokenizer = replace(byte_tokenizer(), chat_template=TEMPLATE)
     settings = EngineConfig(folder, served_name=MODEL, device="cpu", dtype="float32", **engine)
     data = TokenizerData(tokenizer.json, tokenizer.vocab_size, tokenizer.eos_token_ids)
-    start = Start(settings, data, embedder_name="lengths")
+    start = Start(settings, data, embedder=embedder, embedder_name=embedder.name if embedder else "lengths")
     core = CoreClient(start, CoreProcess if process else lambda: CoreThread(load))
     servers: list[uvicorn.Server] = []
 
